@@ -1,0 +1,172 @@
+"""The policy: every number that decisions follow, as one record, and the events that change it."""
+
+import json
+from collections.abc import Mapping, Sequence
+from hashlib import sha256
+from typing import Annotated, Literal
+
+from pydantic import Field, JsonValue, ValidationError
+
+from kite_schemas.model import AbsolutePath, Count, Digest, EventId, Model, Name, Ppm, Text, Us
+from kite_schemas.why import Decision, Request
+from kite_schemas.yoco import EngineSpec, SleepMode
+
+POOLS_MAX = 256
+POOL_INSTANCES_MAX = 64
+CHANGES_MAX = 64
+LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
+"""What vLLM accepts as `--max-lora-rank`."""
+
+PositiveUs = Annotated[Us, Field(ge=1)]
+
+
+class Pool(Model):
+    """Equal instances of one base on one node."""
+
+    node: Name
+    base_path: AbsolutePath
+    base_digest: Digest
+    spec: EngineSpec = Field(description="`spec.served_name` is the base's name; `cpus` is set per instance")
+    ready: Annotated[Count, Field(le=POOL_INSTANCES_MAX)]
+    standbys: Annotated[Count, Field(le=POOL_INSTANCES_MAX)]
+    standby_mode: SleepMode
+
+
+class Fleet(Model):
+    """What should run."""
+
+    pools: tuple[Pool, ...] = Field(max_length=POOLS_MAX)
+
+
+class UpcyclePolicy(Model):
+    """Numbers of the Upcycle channel."""
+
+    weight_decay_ppm: Ppm = Field(description="factor on free members at each injection")
+    weight_min_ppm: Ppm = Field(description="a member below it leaves the blend")
+    params_share_max_ppm: Ppm = Field(description="parameters that one injection brings, share of the base")
+
+
+class YocoPolicy(Model):
+    """Numbers of the YOCO channel."""
+
+    cold_start_deadline_us: PositiveUs = Field(description="from the order to the first token")
+    start_backoff_us: PositiveUs = Field(description="wait before a failed start is ordered again; doubles each time")
+    start_backoff_max_us: PositiveUs
+
+
+class ExpiryPolicy(Model):
+    """How long an order may stay open, in ledger time."""
+
+    verify_us: PositiveUs
+    blend_us: PositiveUs
+    load_us: PositiveUs
+    start_us: PositiveUs
+    wake_us: PositiveUs
+    drain_us: PositiveUs
+    sleep_us: PositiveUs
+    compare_us: PositiveUs
+
+
+class ArbitrationPolicy(Model):
+    """Numbers of the arbitrator itself."""
+
+    idle_tick_us: PositiveUs = Field(description="distance of two clock rows when nothing is due sooner")
+
+
+class Policy(Model):
+    """The whole policy. It has no defaults: the first one is an event like any other."""
+
+    rules: Literal[1] = Field(description="version of the rules that decide")
+    upcycle: UpcyclePolicy
+    yoco: YocoPolicy
+    arbitration: ArbitrationPolicy
+    expiry: ExpiryPolicy
+    fleet: Fleet
+
+
+class Change(Model):
+    """One setting by its dotted key; `value` is JSON."""
+
+    key: Text
+    value: JsonValue
+
+
+class ChangeRequested(Request):
+    """Change settings, or set the whole policy (the first time)."""
+
+    TYPE = "kite.policy.change_requested.v1"
+
+    changes: tuple[Change, ...] = Field(default=(), max_length=CHANGES_MAX)
+    policy: Policy | None = None
+
+
+class PolicySet(Decision):
+    """From here this policy is in force."""
+
+    TYPE = "kite.policy.set.v1"
+
+    request: EventId
+    policy: Policy
+    digest: Digest
+
+
+class ChangeRejected(Decision):
+    """The policy stays as it was."""
+
+    TYPE = "kite.policy.change_rejected.v1"
+
+    request: EventId
+    detail: Text
+
+
+class PolicyInvalid(ValueError):
+    """A change names an unknown key or a value that its setting does not take."""
+
+
+def digest(policy: Policy) -> str:
+    """Return the hex SHA-256 of a policy's canonical JSON (sorted keys, integers and strings only)."""
+    text = json.dumps(policy.model_dump(mode="json"), sort_keys=True, separators=(",", ":"), ensure_ascii=True)
+    return sha256(text.encode()).hexdigest()
+
+
+def flatten(policy: Policy) -> dict[str, JsonValue]:
+    """Return every setting by its dotted key, in the order of the model; `fleet.pools` is one setting."""
+    flat: dict[str, JsonValue] = {}
+    for section, value in policy.model_dump(mode="json").items():
+        if isinstance(value, Mapping):
+            flat |= {f"{section}.{key}": inner for key, inner in value.items()}  # pyright: ignore[reportUnknownVariableType] # model_dump returns JSON
+        else:
+            flat[section] = value
+    return flat
+
+
+def amend(policy: Policy, changes: Sequence[Change]) -> Policy:
+    """Return the policy with the changes made. Raises PolicyInvalid, naming the key and what it takes."""
+    flat = flatten(policy)
+    for change in changes:
+        if change.key not in flat:
+            raise PolicyInvalid(f"unknown setting {change.key!r}")
+        flat[change.key] = change.value
+    try:
+        return Policy.model_validate(_nested(flat))
+    except ValidationError as error:
+        raise PolicyInvalid(_first(error)) from error
+
+
+def _nested(flat: Mapping[str, JsonValue]) -> dict[str, JsonValue]:
+    tree: dict[str, JsonValue] = {}
+    for key, value in flat.items():
+        section, _, leaf = key.partition(".")
+        if leaf:
+            branch = tree.setdefault(section, {})
+            assert isinstance(branch, dict)  # noqa: S101 # `flatten` made the keys: a section is never also a leaf
+            branch[leaf] = value
+        else:
+            tree[section] = value
+    return tree
+
+
+def _first(error: ValidationError) -> str:
+    detail = error.errors(include_url=False, include_context=False)[0]
+    where = ".".join(str(part) for part in detail["loc"])
+    return f"{where}: {detail['msg']}, got {detail['input']!r}"

@@ -1,0 +1,302 @@
+"""Events of Upcycle: adapters verified, blended, loaded, proven and promoted."""
+
+from enum import StrEnum
+
+from pydantic import Field
+
+from kite_schemas.model import (
+    AbsolutePath,
+    Count,
+    Digest,
+    Endpoint,
+    EventId,
+    Micronats,
+    Model,
+    Name,
+    Ppm,
+    Ratio,
+    RelativePath,
+    Text,
+    Us,
+    Version,
+)
+from kite_schemas.why import Decision, Order, Outcome, Request
+
+MEMBERS_MAX = 16
+VIOLATIONS_MAX = 64
+INSTANCES_MAX = 256
+
+
+class AdapterRef(Model):
+    """One adapter: where it lies below the adapter root, and the digest of its files."""
+
+    name: Name
+    path: RelativePath
+    digest: Digest
+
+
+class BaseRef(Model):
+    """The base model that a pool serves."""
+
+    name: Name
+    path: AbsolutePath
+    digest: Digest
+
+
+class Member(Model):
+    """An adapter inside a blend."""
+
+    adapter: AdapterRef
+    weight_ppm: Ppm
+    anchored: bool = False
+
+
+class EffectPrint(Model):
+    """Reference to the recorded distributions that later proofs of a version are held against."""
+
+    path: RelativePath
+    digest: Digest
+    distance_micronats: Micronats = Field(description="mean KL(base, blend) when it was recorded")
+
+
+class Resident(Model):
+    """A blend version that an instance holds or should hold."""
+
+    blend: Name
+    version: Version
+    path: RelativePath = Field(description="below the adapter root")
+    effect_print: EffectPrint | None = None
+
+
+class InjectionRequested(Request):
+    """Inject one adapter into a blend of a base."""
+
+    TYPE = "kite.upcycle.injection_requested.v1"
+
+    blend: Name
+    adapter: AdapterRef
+    base: Name
+    weight_ppm: Ppm | None = Field(default=None, description="absent: an equal share")
+    anchors: tuple[Name, ...] = Field(default=(), max_length=MEMBERS_MAX, description="names of members to lock")
+    replace: Name | None = Field(default=None, description="member whose place and weight the adapter takes")
+    dry_run: bool = False
+
+
+class AdapterLimits(Model):
+    """What an adapter may be at most."""
+
+    max_lora_rank: Count
+    params_share_max_ppm: Ppm
+
+
+class VerificationOrdered(Order):
+    """Check one adapter against the contract of its base."""
+
+    TYPE = "kite.upcycle.verification_ordered.v1"
+
+    request: EventId
+    blend: Name
+    adapter: AdapterRef
+    base: BaseRef
+    limits: AdapterLimits
+
+
+class Violation(Model):
+    """One broken point of the compatibility contract."""
+
+    code: Name
+    where: Text
+    expected: Text
+    found: Text
+
+
+class AdapterVerified(Outcome):
+    """The adapter keeps the contract."""
+
+    TYPE = "kite.upcycle.adapter_verified.v1"
+
+    request: EventId
+    adapter: AdapterRef
+    parameters: Count
+    share_ppm: Ratio
+    rank: Count
+    duration_us: Us
+
+
+class AdapterRefused(Outcome):
+    """The adapter breaks the contract; every violation is listed (the first 64 when there are more)."""
+
+    TYPE = "kite.upcycle.adapter_refused.v1"
+
+    request: EventId
+    adapter: AdapterRef
+    violations: tuple[Violation, ...] = Field(min_length=1, max_length=VIOLATIONS_MAX)
+    total: Count
+    duration_us: Us
+
+
+class InjectionAdmitted(Order):
+    """The full weight vector; the named node computes the blend, the named instances will load it."""
+
+    TYPE = "kite.upcycle.injection_admitted.v1"
+
+    request: EventId
+    blend: Name
+    base: BaseRef
+    members: tuple[Member, ...] = Field(min_length=1, max_length=MEMBERS_MAX)
+    base_weight_ppm: Ppm
+    instances: tuple[Name, ...] = Field(min_length=1, max_length=INSTANCES_MAX)
+    max_lora_rank: Count
+
+
+class InjectionRejected(Decision):
+    """The injection cannot be: `why.reason` names the cause, `detail` the values."""
+
+    TYPE = "kite.upcycle.injection_rejected.v1"
+
+    request: EventId
+    blend: Name
+    detail: Text
+
+
+class Ending(StrEnum):
+    """How an injection ended."""
+
+    PROMOTED = "promoted"
+    REFUSED = "refused"
+    REJECTED = "rejected"
+    ROLLED_BACK = "rolled_back"
+    EXPIRED = "expired"
+    DRY_RUN = "dry_run"
+
+
+class InjectionClosed(Decision):
+    """Exactly one per request: how it ended, and with which weights."""
+
+    TYPE = "kite.upcycle.injection_closed.v1"
+
+    request: EventId
+    blend: Name
+    outcome: Ending
+    members: tuple[Member, ...] = ()
+    base_weight_ppm: Ppm = 0
+    version: Version | None = None
+
+
+class MemberDropped(Decision):
+    """A member whose decayed weight fell below the minimum leaves the blend."""
+
+    TYPE = "kite.upcycle.member_dropped.v1"
+
+    request: EventId
+    blend: Name
+    member: AdapterRef
+    weight_ppm: Ppm
+
+
+class BlendStored(Outcome):
+    """The blend is in the store, immutable, under its digest."""
+
+    TYPE = "kite.upcycle.blend_stored.v1"
+
+    request: EventId
+    resident: Resident
+    digest: Digest
+    method: Name
+    rank: Count
+    residual_ppm: Ppm
+    share_ppm: Ratio
+    duration_us: Us
+
+
+class BlendFailed(Outcome):
+    """The blend could not be computed or stored."""
+
+    TYPE = "kite.upcycle.blend_failed.v1"
+
+    request: EventId
+    code: Name
+    message: Text
+    duration_us: Us
+
+
+class LoadOrdered(Order):
+    """Load one version into one ready instance and prove its effect."""
+
+    TYPE = "kite.upcycle.load_ordered.v1"
+
+    request: EventId | None = Field(description="the injection it belongs to; absent for a repair")
+    instance: Name
+    endpoint: Endpoint
+    base: Name
+    resident: Resident
+    noise_micronats: Micronats
+
+
+class BlendLoaded(Outcome):
+    """The engine answers that it holds the version, and lists it; the proof comes next."""
+
+    TYPE = "kite.upcycle.blend_loaded.v1"
+
+    instance: Name
+    version: Version
+    duration_us: Us
+
+
+class LoadFailed(Outcome):
+    """The version could not be loaded, or not be proven for lack of an answer."""
+
+    TYPE = "kite.upcycle.load_failed.v1"
+
+    instance: Name
+    version: Version
+    stage: Name
+    code: Name
+    message: Text
+
+
+class BlendPromoted(Decision):
+    """From here the blend's name means this version."""
+
+    TYPE = "kite.upcycle.blend_promoted.v1"
+
+    request: EventId
+    blend: Name
+    base: Name
+    resident: Resident
+    members: tuple[Member, ...]
+    base_weight_ppm: Ppm
+    instances: tuple[Name, ...]
+
+
+class RollbackOrdered(Order):
+    """Take a version that was not promoted out of one instance again."""
+
+    TYPE = "kite.upcycle.rollback_ordered.v1"
+
+    request: EventId
+    instance: Name
+    endpoint: Endpoint
+    version: Version
+
+
+class RolledBack(Outcome):
+    """The instance no longer lists the version."""
+
+    TYPE = "kite.upcycle.rolled_back.v1"
+
+    request: EventId
+    instance: Name
+    version: Version
+
+
+class RollbackFailed(Outcome):
+    """The instance still lists the version, or does not answer."""
+
+    TYPE = "kite.upcycle.rollback_failed.v1"
+
+    request: EventId
+    instance: Name
+    version: Version
+    code: Name
+    message: Text

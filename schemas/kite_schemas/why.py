@@ -1,0 +1,130 @@
+"""Why a decision was taken: what every decision carries, so that nobody has to guess afterwards."""
+
+from enum import StrEnum
+
+from pydantic import Field
+
+from kite_schemas.model import Count, Data, Digest, EventId, Model, Name, Text, Us
+
+RULES_MAX = 64
+CANDIDATES_MAX = 256
+
+
+class Reason(StrEnum):
+    """Every reason the arbitrator can give, for what it does and for what it does not do."""
+
+    ADAPTER_DUPLICATE = "adapter_duplicate"
+    ADAPTER_REFUSED = "adapter_refused"
+    ANCHORS_LEAVE_NO_ROOM = "anchors_leave_no_room"
+    ASKED = "asked"
+    BASE_UNKNOWN = "base_unknown"
+    BLEND_BUSY = "blend_busy"
+    BLEND_FAILED = "blend_failed"
+    BLEND_OF_OTHER_BASE = "blend_of_other_base"
+    DRY_RUN = "dry_run"
+    EFFECT_MISSING = "effect_missing"
+    EFFECT_PROVEN = "effect_proven"
+    EXPIRED = "expired"
+    INSTANCE_LOST = "instance_lost"
+    INSTANCE_MISSING = "instance_missing"
+    INSTANCE_UNKNOWN = "instance_unknown"
+    LOAD_FAILED = "load_failed"
+    MEMBER_UNKNOWN = "member_unknown"
+    NODE_REPLACED = "node_replaced"
+    NO_POLICY = "no_policy"
+    NO_READY_INSTANCE = "no_ready_instance"
+    NO_STANDBY = "no_standby"
+    NOT_READY = "not_ready"
+    POLICY_CHANGED = "policy_changed"
+    POLICY_INVALID = "policy_invalid"
+    RANK_TOO_LARGE = "rank_too_large"
+    RESIDENT_MISSING = "resident_missing"
+    STANDBY_DRAINED = "standby_drained"
+    STANDBY_STARTED = "standby_started"
+    TARGET_BUSY = "target_busy"
+    VERIFIED = "verified"
+    WEIGHT_TOO_SMALL = "weight_too_small"
+    WEIGHTS_CHANGED = "weights_changed"
+
+
+class RuleValue(Model):
+    """One rule as it stood: `margin` is how far `value` was from the other side of `threshold`, in the same unit."""
+
+    id: Name
+    value: int = Field(strict=True)
+    threshold: int = Field(strict=True)
+    margin: int = Field(strict=True)
+    fired: bool
+
+
+class Candidate(Model):
+    """Something that could have been chosen, and why it was or was not."""
+
+    id: Text
+    chosen: bool
+    reason: Reason
+
+
+class InputAge(Model):
+    """How old a fact was when the decision read it, in ledger time."""
+
+    id: Text
+    pos: Count
+    age_us: Us
+
+
+class Why(Model):
+    """Reason, rules with values and margins, candidates, causes and the policy of one decision."""
+
+    reason: Reason
+    rules: tuple[RuleValue, ...] = Field(default=(), max_length=RULES_MAX)
+    candidates: tuple[Candidate, ...] = Field(default=(), max_length=CANDIDATES_MAX)
+    causes: tuple[Count, ...] = ()
+    inputs: tuple[InputAge, ...] = ()
+    policy: Digest | None = None
+
+
+class Request(Data):
+    """What a person asks for, through the CLI."""
+
+    KIND = "request"
+
+    actor: Text
+    reason: Text = ""
+
+
+class Fact(Data):
+    """What a service saw or did."""
+
+    KIND = "fact"
+
+
+class Outcome(Fact):
+    """A fact that an order brought about; `done` marks the last one of that order."""
+
+    order: EventId | None = None
+    attempt: Count = 1
+    done: bool = False
+
+
+class Decision(Data):
+    """What is to be done, or why not."""
+
+    KIND = "decision"
+
+    why: Why
+
+
+class Order(Decision):
+    """A decision that a worker carries out: one open order per target."""
+
+    node: Name
+    target: Text
+    expires_us: Us = Field(description="ledger time after which the arbitrator gives the order up")
+    ttl_us: Us = Field(description="age by the broker's clock beyond which a worker does not begin it")
+
+
+class LedgerRow(Data):
+    """What the arbitrator itself writes into the ledger."""
+
+    KIND = "ledger"

@@ -1,0 +1,207 @@
+"""Events of YOCO: nodes and the life of their instances."""
+
+from enum import StrEnum
+from typing import Literal
+
+from pydantic import Field
+
+from kite_schemas.model import (
+    AbsolutePath,
+    Bytes,
+    Count,
+    Endpoint,
+    EventId,
+    Micronats,
+    Model,
+    Name,
+    Text,
+    Us,
+    Version,
+)
+from kite_schemas.upcycle import Resident
+from kite_schemas.why import Fact, Order, Outcome, Request
+
+DEVICES_MAX = 256
+
+
+class State(StrEnum):
+    """Where an instance is in its life."""
+
+    ABSENT = "absent"
+    STARTING = "starting"
+    WARMING = "warming"
+    READY = "ready"
+    DRAINING = "draining"
+    ASLEEP = "asleep"
+    WAKING = "waking"
+    FAILED = "failed"
+    QUARANTINED = "quarantined"
+
+
+class Path(StrEnum):
+    """How an instance became ready."""
+
+    HOT = "hot"
+    WARM = "warm"
+    COLD = "cold"
+
+
+class SleepMode(StrEnum):
+    """How a standby sleeps; CPU engines can only pause."""
+
+    PAUSED = "paused"
+
+
+class EngineSpec(Model):
+    """The complete configuration of one engine process, but for its port."""
+
+    kind: Literal["vllm", "fake"]
+    base_path: AbsolutePath
+    served_name: Name
+    dtype: Literal["bfloat16", "float32"]
+    max_model_len: Count = Field(description="tokens")
+    max_loras: Count
+    max_lora_rank: Count
+    block_size: Count = Field(description="tokens per KV block")
+    kv_cache_bytes: Bytes
+    cpus: Text = Field(description="cores of a CPU engine, as in `0` or `0-3`; empty on a GPU")
+
+
+class Device(Model):
+    """A place an instance can run on: one GPU, or one core of a node without any."""
+
+    id: Name
+    kind: Literal["cpu", "gpu"]
+    memory_bytes: Bytes
+
+
+class Found(Model):
+    """An instance that was running when its node registered."""
+
+    instance: Name
+    pid: Count
+    state: State
+    endpoint: Endpoint
+    versions: tuple[Version, ...] = ()
+
+
+class NodeRegistered(Fact):
+    """A node's yoco has started: this replaces the arbitrator's view of the node."""
+
+    TYPE = "kite.yoco.node_registered.v1"
+
+    node: Name
+    boot: EventId
+    devices: tuple[Device, ...] = Field(min_length=1, max_length=DEVICES_MAX)
+    memory_bytes: Bytes
+    sleep_modes: tuple[SleepMode, ...]
+    instances: tuple[Found, ...] = ()
+
+
+class OrderRequested(Request):
+    """One more ready instance of a base is wanted now."""
+
+    TYPE = "kite.yoco.order_requested.v1"
+
+    base: Name
+    instance: Name | None = None
+
+
+class InstanceOrder(Order):
+    """An order about the life of one instance."""
+
+    instance: Name
+
+
+class StartOrdered(InstanceOrder):
+    """Start an engine process and warm it up."""
+
+    TYPE = "kite.yoco.start_ordered.v1"
+
+    device: Name
+    standby: bool
+    spec: EngineSpec
+
+
+class DrainOrdered(InstanceOrder):
+    """Give the instance no new requests, and wait for those it has."""
+
+    TYPE = "kite.yoco.drain_ordered.v1"
+
+
+class SleepOrdered(InstanceOrder):
+    """Put a drained instance to sleep."""
+
+    TYPE = "kite.yoco.sleep_ordered.v1"
+
+    mode: SleepMode
+
+
+class WakeOrdered(InstanceOrder):
+    """Wake a standby; it is ready when every resident is loaded and proven and a token came out."""
+
+    TYPE = "kite.yoco.wake_ordered.v1"
+
+    request: EventId | None
+    path: Path
+    deadline_us: Us
+    residents: tuple[Resident, ...]
+    noise_micronats: Micronats = Field(description="as measured when the instance started")
+
+
+class StopOrdered(InstanceOrder):
+    """End the engine process."""
+
+    TYPE = "kite.yoco.stop_ordered.v1"
+
+
+class InstanceChanged(Outcome):
+    """One step in the life of an instance; `duration_us` is how long it took."""
+
+    TYPE = "kite.yoco.instance_changed.v1"
+
+    instance: Name
+    node: Name
+    from_state: State
+    to_state: State
+    code: Name
+    message: Text = ""
+    duration_us: Us
+
+
+class InstanceReady(Outcome):
+    """A warm-up token came out; durations are monotonic, from the moment the worker began the order."""
+
+    TYPE = "kite.yoco.instance_ready.v1"
+
+    instance: Name
+    node: Name
+    path: Path
+    pid: Count
+    endpoint: Endpoint
+    versions: tuple[Version, ...]
+    noise_micronats: Micronats
+    t_wake_us: Us = Field(description="until the wake, or the start, returned")
+    t_first_token_us: Us = Field(description="until a token came out of every resident, proven")
+
+
+class OrderRefused(Outcome):
+    """The worker did not begin the order."""
+
+    TYPE = "kite.yoco.order_refused.v1"
+
+    instance: Name
+    code: Name
+    message: Text
+
+
+class OrderFailed(Outcome):
+    """The worker began the order and could not finish it; the instance is where `state` says."""
+
+    TYPE = "kite.yoco.order_failed.v1"
+
+    instance: Name
+    state: State
+    stage: Name
+    code: Name
+    message: Text

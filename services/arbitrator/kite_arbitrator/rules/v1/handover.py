@@ -1,0 +1,68 @@
+"""Capacity on request: one standby is woken per request, or the request is held with the reason."""
+
+from collections.abc import Iterator
+
+from kite_arbitrator.rules.draft import Draft, seen, why
+from kite_arbitrator.state import Instance, Row, State, busy, current, members
+from kite_schemas.arbitration import Held
+from kite_schemas.why import Candidate, Reason
+from kite_schemas.yoco import OrderRequested, WakeOrdered
+from kite_schemas.yoco import Path as WakePath
+from kite_schemas.yoco import State as Life
+
+
+def wake(state: State, row: Row) -> Iterator[Draft]:
+    """Wake the lowest standby that can be, when one is asked for."""
+    request = row.data
+    if not isinstance(request, OrderRequested):
+        return
+    found = [i for i in members(state, request.base) if request.instance in (None, i.id)]
+    candidates = [_candidate(state, instance) for instance in found]
+    able = [instance for instance, c in zip(found, candidates, strict=True) if c.reason is Reason.ASKED]
+    if not able:
+        yield _held(state, row, request, candidates)
+        return
+    chosen = [c.model_copy(update={"chosen": c.id == able[0].id}) for c in candidates]
+    yield _woken(state, row, able[0], chosen)
+
+
+def _candidate(state: State, instance: Instance) -> Candidate:
+    if not instance.standby or instance.state is not Life.ASLEEP:
+        reason = Reason.NO_STANDBY
+    elif busy(state, instance.id):
+        reason = Reason.TARGET_BUSY
+    else:
+        reason = Reason.ASKED
+    return Candidate(id=instance.id, chosen=False, reason=reason)
+
+
+def _held(state: State, row: Row, request: OrderRequested, candidates: list[Candidate]) -> Draft:
+    if not members(state, request.base):
+        reason, detail = Reason.BASE_UNKNOWN, f"no instance of {request.base!r} is known"
+    elif not candidates:
+        reason, detail = Reason.INSTANCE_UNKNOWN, f"no instance {request.instance!r} of {request.base!r}"
+    else:
+        reason, detail = Reason.NO_STANDBY, f"no standby of {request.base!r} is asleep and free"
+    account = why(state, row, reason, candidates=candidates)
+    return Draft(f"base/{request.base}", Held(detail=detail, request=row.id, why=account))
+
+
+def _woken(state: State, row: Row, instance: Instance, candidates: list[Candidate]) -> Draft:
+    policy = current(state)
+    residents = [blend.resident for blend in state.blends.values() if blend.base == instance.base]
+    return Draft(
+        f"instance/{instance.id}",
+        WakeOrdered(
+            node=instance.node,
+            target=f"instance/{instance.id}",
+            expires_us=state.now_us + policy.expiry.wake_us,
+            ttl_us=policy.expiry.wake_us,
+            instance=instance.id,
+            request=row.id,
+            path=WakePath.HOT,
+            deadline_us=policy.yoco.cold_start_deadline_us,
+            residents=tuple(sorted(residents, key=lambda resident: resident.blend)),
+            noise_micronats=instance.noise_micronats,
+            why=why(state, row, Reason.ASKED, candidates=candidates, inputs=[seen(state, instance)]),
+        ),
+    )

@@ -1,0 +1,324 @@
+"""One injection, step by step: verify, admit, blend, load and prove on one instance, then on the others, promote.
+
+Each phase has one function in PHASES; it looks at the state only, so that it does not matter which row brought the
+injection there.
+"""
+
+from collections.abc import Callable, Iterator
+
+from kite_arbitrator.rules.draft import Draft, age, at_least, at_most, seen, why
+from kite_arbitrator.rules.v1.weights import Refused, Weights, weigh
+from kite_arbitrator.state import (
+    Injection,
+    Instance,
+    Phase,
+    Row,
+    State,
+    busy,
+    claimed,
+    current,
+    members,
+    pools,
+    serving,
+)
+from kite_schemas.policy import Pool
+from kite_schemas.upcycle import (
+    AdapterLimits,
+    BaseRef,
+    BlendPromoted,
+    Ending,
+    InjectionAdmitted,
+    InjectionClosed,
+    InjectionRejected,
+    LoadOrdered,
+    MemberDropped,
+    Resident,
+    RollbackOrdered,
+    VerificationOrdered,
+)
+from kite_schemas.why import Candidate, Reason, RuleValue, Why
+
+
+def advance(state: State, row: Row) -> Iterator[Draft]:
+    """Move every open injection on as far as the state allows."""
+    for injection in sorted(state.injections.values(), key=lambda i: i.pos):
+        phase = PHASES.get(injection.phase)
+        if phase is not None:
+            yield from phase(state, row, injection)
+
+
+def _requested(state: State, row: Row, injection: Injection) -> Iterator[Draft]:
+    request = injection.request
+    obstacle = _obstacle(state, injection)
+    if obstacle is not None:
+        yield from _reject(state, row, injection, *obstacle)
+        return
+    pool = pools(state, request.base)[0]
+    expires_us = state.now_us + current(state).expiry.verify_us
+    yield Draft(
+        _subject(injection),
+        VerificationOrdered(
+            node=pool.node,
+            target=f"blend/{request.blend}",
+            expires_us=expires_us,
+            ttl_us=current(state).expiry.verify_us,
+            request=injection.id,
+            blend=request.blend,
+            adapter=request.adapter,
+            base=_base(pool),
+            limits=_limits(state, pool),
+            why=why(state, row, Reason.ASKED),
+        ),
+    )
+
+
+def _obstacle(state: State, injection: Injection) -> tuple[Reason, str] | None:
+    """Return why an injection cannot even be looked at, or None."""
+    request = injection.request
+    blend = state.blends.get(request.blend)
+    if not pools(state, request.base):
+        return Reason.BASE_UNKNOWN, f"no pool of the fleet serves {request.base!r}"
+    if blend is not None and blend.base != request.base:
+        return Reason.BLEND_OF_OTHER_BASE, f"blend {request.blend!r} belongs to base {blend.base!r}"
+    others = (i for i in state.injections.values() if i.id != injection.id)
+    if claimed(state, f"blend/{request.blend}") or any(i.request.blend == request.blend for i in others):
+        return Reason.BLEND_BUSY, f"another injection into {request.blend!r} is under way"
+    return None
+
+
+def _verified(state: State, row: Row, injection: Injection) -> Iterator[Draft]:
+    upcycle = current(state).upcycle
+    blend = state.blends.get(injection.request.blend)
+    try:
+        weights = weigh(
+            blend.members if blend else (),
+            injection.request,
+            decay_ppm=upcycle.weight_decay_ppm,
+            min_ppm=upcycle.weight_min_ppm,
+        )
+    except Refused as refused:
+        yield from _reject(state, row, injection, refused.reason, str(refused))
+        return
+    if injection.request.dry_run:
+        yield _closed(state, row, injection, Ending.DRY_RUN, Reason.DRY_RUN, weights=weights)
+        return
+    yield from _admit(state, row, injection, weights)
+
+
+def _admit(state: State, row: Row, injection: Injection, weights: Weights) -> Iterator[Draft]:
+    request = injection.request
+    found = members(state, request.base)
+    targets = [i for i in found if serving(i)]
+    if not targets:
+        yield from _reject(state, row, injection, Reason.NO_READY_INSTANCE, f"no instance of {request.base!r} is ready")
+        return
+    for member in weights.dropped:
+        yield _dropped(state, row, injection, weights, member.adapter.digest)
+    pool = pools(state, request.base)[0]
+    expires_us = state.now_us + current(state).expiry.blend_us
+    yield Draft(
+        _subject(injection),
+        InjectionAdmitted(
+            node=targets[0].node,
+            target=f"blend/{request.blend}",
+            expires_us=expires_us,
+            ttl_us=current(state).expiry.blend_us,
+            request=injection.id,
+            blend=request.blend,
+            base=_base(pool),
+            members=weights.members,
+            base_weight_ppm=weights.base_ppm,
+            instances=tuple(i.id for i in targets),
+            max_lora_rank=pool.spec.max_lora_rank,
+            why=_admission(state, row, injection, weights, found),
+        ),
+    )
+
+
+def _admission(state: State, row: Row, injection: Injection, weights: Weights, found: list[Instance]) -> Why:
+    verified = age(state, f"adapter/{injection.request.adapter.name}", injection.fact_pos, injection.fact_us)
+    return why(
+        state,
+        row,
+        Reason.VERIFIED,
+        rules=_weight_rules(state, injection, weights),
+        candidates=[_candidate(i) for i in found],
+        inputs=[verified, *(seen(state, i) for i in found if serving(i))],
+    )
+
+
+def _weight_rules(state: State, injection: Injection, weights: Weights) -> list[RuleValue]:
+    upcycle = current(state).upcycle
+    least = min(m.weight_ppm for m in weights.members)
+    taken = sum(m.weight_ppm for m in weights.members)
+    return [
+        at_most("upcycle.params_share_max_ppm", injection.share_ppm, upcycle.params_share_max_ppm),
+        at_least("upcycle.weight_min_ppm", least, upcycle.weight_min_ppm),
+        at_most("blend.weights_ppm", taken, 1_000_000),
+    ]
+
+
+def _candidate(instance: Instance) -> Candidate:
+    chosen = serving(instance)
+    return Candidate(id=instance.id, chosen=chosen, reason=Reason.VERIFIED if chosen else Reason.NOT_READY)
+
+
+def _dropped(state: State, row: Row, injection: Injection, weights: Weights, digest: str) -> Draft:
+    member = next(m for m in weights.dropped if m.adapter.digest == digest)
+    rule = at_least("upcycle.weight_min_ppm", member.weight_ppm, current(state).upcycle.weight_min_ppm)
+    return Draft(
+        _subject(injection),
+        MemberDropped(
+            request=injection.id,
+            blend=injection.request.blend,
+            member=member.adapter,
+            weight_ppm=member.weight_ppm,
+            why=why(state, row, Reason.WEIGHT_TOO_SMALL, rules=[rule]),
+        ),
+    )
+
+
+def _loading(state: State, row: Row, injection: Injection) -> Iterator[Draft]:
+    """Load into one instance first: its proof gives the print that the others are held against."""
+    assert injection.resident is not None  # noqa: S101 # the fold sets it with the phase
+    missing = [name for name in injection.targets if name not in injection.proven]
+    if not missing:
+        yield _promoted(state, row, injection)
+        yield _closed(state, row, injection, Ending.PROMOTED, Reason.EFFECT_PROVEN)
+        return
+    wave = missing if injection.proven else missing[:1]
+    for name in wave:
+        if name not in injection.touched and not busy(state, name):
+            yield load(state, row, state.instances[name], injection.resident, injection.id)
+
+
+def load(state: State, row: Row, instance: Instance, resident: Resident, request: str | None) -> Draft:
+    """Return the order to load one version into one instance and prove it; without a request it is a repair."""
+    reason = Reason.RESIDENT_MISSING if request is None else Reason.VERIFIED
+    expiry_us = current(state).expiry.load_us
+    return Draft(
+        f"instance/{instance.id}",
+        LoadOrdered(
+            node=instance.node,
+            target=f"load/{resident.blend}@{instance.id}",
+            expires_us=state.now_us + expiry_us,
+            ttl_us=expiry_us,
+            request=request,
+            instance=instance.id,
+            endpoint=instance.endpoint,
+            base=instance.base,
+            resident=resident,
+            noise_micronats=instance.noise_micronats,
+            why=why(state, row, reason, inputs=[seen(state, instance)]),
+        ),
+    )
+
+
+def _promoted(state: State, row: Row, injection: Injection) -> Draft:
+    assert injection.resident is not None  # noqa: S101 # the fold sets it with the phase
+    proven = age(state, f"proof/{injection.resident.version}", injection.fact_pos, injection.fact_us)
+    return Draft(
+        _subject(injection),
+        BlendPromoted(
+            request=injection.id,
+            blend=injection.request.blend,
+            base=injection.request.base,
+            resident=injection.resident,
+            members=injection.members,
+            base_weight_ppm=injection.base_weight_ppm,
+            instances=injection.targets,
+            why=why(
+                state,
+                row,
+                Reason.EFFECT_PROVEN,
+                rules=[at_least("blend.instances_proven", len(injection.proven), len(injection.targets))],
+                inputs=[proven],
+            ),
+        ),
+    )
+
+
+def _refused(state: State, row: Row, injection: Injection) -> Iterator[Draft]:
+    yield _closed(state, row, injection, Ending.REFUSED, Reason.ADAPTER_REFUSED)
+
+
+def _failing(state: State, row: Row, injection: Injection) -> Iterator[Draft]:
+    """Take the version out of every instance that may hold it; close at once when none does."""
+    undo = [state.instances[name] for name in injection.touched if name in state.instances]
+    undo = [instance for instance in undo if instance.endpoint and injection.resident is not None]
+    for instance in undo:
+        yield _rollback(state, row, injection, instance)
+    if not undo:
+        yield _closed(state, row, injection, injection.ending, injection.reason)
+
+
+def _rollback(state: State, row: Row, injection: Injection, instance: Instance) -> Draft:
+    assert injection.resident is not None  # noqa: S101 # nothing was loaded without one
+    expiry_us = current(state).expiry.load_us
+    return Draft(
+        f"instance/{instance.id}",
+        RollbackOrdered(
+            node=instance.node,
+            target=f"load/{injection.request.blend}@{instance.id}",
+            expires_us=state.now_us + expiry_us,
+            ttl_us=expiry_us,
+            request=injection.id,
+            instance=instance.id,
+            endpoint=instance.endpoint,
+            version=injection.resident.version,
+            why=why(state, row, injection.reason, inputs=[seen(state, instance)]),
+        ),
+    )
+
+
+def _rolling_back(state: State, row: Row, injection: Injection) -> Iterator[Draft]:
+    pending = any(o.request == injection.id and o.type == RollbackOrdered.TYPE for o in state.orders.values())
+    if not pending:
+        yield _closed(state, row, injection, injection.ending, injection.reason)
+
+
+def _reject(state: State, row: Row, injection: Injection, reason: Reason, detail: str) -> Iterator[Draft]:
+    request = injection.request
+    data = InjectionRejected(request=injection.id, blend=request.blend, detail=detail, why=why(state, row, reason))
+    yield Draft(_subject(injection), data)
+    yield _closed(state, row, injection, Ending.REJECTED, reason)
+
+
+def _closed(
+    state: State, row: Row, injection: Injection, ending: Ending, reason: Reason, *, weights: Weights | None = None
+) -> Draft:
+    return Draft(
+        _subject(injection),
+        InjectionClosed(
+            request=injection.id,
+            blend=injection.request.blend,
+            outcome=ending,
+            members=weights.members if weights else injection.members,
+            base_weight_ppm=weights.base_ppm if weights else injection.base_weight_ppm,
+            version=injection.resident.version if injection.resident and ending is Ending.PROMOTED else None,
+            why=why(state, row, reason),
+        ),
+    )
+
+
+def _subject(injection: Injection) -> str:
+    return f"blend/{injection.request.blend}"
+
+
+def _base(pool: Pool) -> BaseRef:
+    return BaseRef(name=pool.spec.served_name, path=pool.base_path, digest=pool.base_digest)
+
+
+def _limits(state: State, pool: Pool) -> AdapterLimits:
+    share_ppm = current(state).upcycle.params_share_max_ppm
+    return AdapterLimits(max_lora_rank=pool.spec.max_lora_rank, params_share_max_ppm=share_ppm)
+
+
+PHASES: dict[Phase, Callable[[State, Row, Injection], Iterator[Draft]]] = {
+    Phase.REQUESTED: _requested,
+    Phase.VERIFIED: _verified,
+    Phase.REFUSED: _refused,
+    Phase.LOADING: _loading,
+    Phase.FAILING: _failing,
+    Phase.ROLLING_BACK: _rolling_back,
+}

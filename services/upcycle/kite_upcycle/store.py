@@ -1,0 +1,222 @@
+"""The content-addressed store of blends: `<root>/sha256/<digest>/`, immutable, complete or not there at all."""
+
+import errno
+import fcntl
+import json
+import os
+import re
+import shutil
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from kite.errors import Fault, KiteError, MissingPath, UsageError
+from kite_upcycle.reader import CONFIG_NAME, MANIFEST_NAME, TENSORS_NAME, digest
+from kite_upcycle.violations import UnreadableAdapter
+
+MANIFEST_VERSION = 1
+SHORT_DIGEST_CHARS = 12
+MAX_MEMBERS = 64
+FOLDER_MODE = 0o755  # vLLM may run as another user
+FILE_MODE = 0o444
+_DIGEST = re.compile(r"[0-9a-f]{64}")
+_BLEND = re.compile(r"[a-z0-9][a-z0-9._\-]{0,63}")
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+_CONTENTS = {CONFIG_NAME, TENSORS_NAME, MANIFEST_NAME}
+
+
+class StoreFull(KiteError):
+    """There is no space left for a version; nothing of it was kept."""
+
+    code: ClassVar[str] = "store_full"
+    fault: ClassVar[Fault] = Fault.OPERATOR
+    retryable: ClassVar[bool] = True
+
+    def __init__(self, root: Path, free_bytes: int) -> None:
+        super().__init__(
+            f"the store {root} is full: {free_bytes} bytes free",
+            hint="free space or enlarge the volume, then inject again; versions that are served are not deleted",
+        )
+        self.free_bytes = free_bytes
+
+
+class StoreDamaged(KiteError):
+    """A stored version is not what its name says: it must not be loaded."""
+
+    code: ClassVar[str] = "store_damaged"
+    fault: ClassVar[Fault] = Fault.OPERATOR
+
+    def __init__(self, path: Path, reason: str) -> None:
+        super().__init__(f"version {path} is damaged: {reason}", hint="check the disk; remove the folder, inject again")
+        self.path = path
+        self.reason = reason
+
+
+class MemberRecord(BaseModel):
+    """One member of a stored blend: content address and weight in parts per million."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    digest: str = Field(pattern=r"^[0-9a-f]{64}$")
+    weight_ppm: int = Field(ge=1, le=1_000_000)
+
+
+class Manifest(BaseModel):
+    """Where a version came from. It holds no time and no name, so that the same blend has the same bytes."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    version: Literal[1] = MANIFEST_VERSION
+    members: tuple[MemberRecord, ...] = Field(min_length=1, max_length=MAX_MEMBERS)
+    method: Literal["concatenate"]
+    rank: int = Field(ge=1)
+    residual_ppm: int = Field(ge=0)
+    parameters: int = Field(ge=1)
+    base: str = Field(pattern=r"^[0-9a-f]{64}$")
+    tool: str
+
+    def to_bytes(self) -> bytes:
+        """Serialise with sorted keys."""
+        return json.dumps(self.model_dump(mode="json"), sort_keys=True, indent=2).encode("ascii") + b"\n"
+
+
+@dataclass(frozen=True)
+class Version:
+    """One stored blend; `path` is what vLLM loads."""
+
+    digest: str
+    path: Path
+    manifest: Manifest
+
+
+def served_name(blend: str, address: str) -> str:
+    """Return the name under which a version is served: vLLM keys its prefix cache by it, so it carries the version.
+
+    Raises UsageError for a blend name that does not match the pattern, or an address that is no sha256.
+
+    >>> served_name("credit", "ab" * 32)
+    'credit@abababababab'
+    """
+    if not _BLEND.fullmatch(blend):
+        raise UsageError(f"blend name {blend!r} is not allowed", hint="use a-z, 0-9 and ._- (at most 64 characters)")
+    return f"{blend}@{_checked(address)[:SHORT_DIGEST_CHARS]}"
+
+
+class Store:
+    """A store below one folder. Opening it removes what a crashed build left behind."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+        self._versions = root / "sha256"
+        self._incoming = root / "incoming"
+        for folder in (self._versions, self._incoming):
+            folder.mkdir(parents=True, exist_ok=True)
+        self._sweep()
+
+    def path_of(self, address: str) -> Path:
+        """Return where a version lies or would lie. Raises UsageError for what is no sha256."""
+        return self._versions / _checked(address)
+
+    def put(self, build: Callable[[Path], Manifest]) -> Version:
+        """Let `build` write tensors and configuration into a fresh folder, add its manifest, and store the result.
+
+        Idempotent: a version that is there already is checked and returned. Raises StoreFull, StoreDamaged, and
+        whatever `build` raises; a failure leaves nothing behind.
+        """
+        try:
+            with self._fresh() as folder:
+                return self._commit(folder, build(folder))
+        except OSError as error:
+            if error.errno in _FULL:
+                raise StoreFull(self._root, shutil.disk_usage(self._root).free) from error
+            raise
+
+    def check(self, address: str) -> Version:
+        """Hash a stored version again. Raises MissingPath when there is none, StoreDamaged when it differs."""
+        path = self.path_of(address)
+        if not path.is_dir():
+            raise MissingPath(f"version {address} is not in the store", hint="see `kite upcycle show` for what is")
+        try:
+            found = digest(path)
+            manifest = Manifest.model_validate_json((path / MANIFEST_NAME).read_bytes())
+        except (UnreadableAdapter, OSError, ValidationError) as error:
+            raise StoreDamaged(path, str(error)) from error
+        if found != address:
+            raise StoreDamaged(path, f"its content is {found}")
+        return Version(address, path, manifest)
+
+    def _commit(self, folder: Path, manifest: Manifest) -> Version:
+        (folder / MANIFEST_NAME).write_bytes(manifest.to_bytes())
+        names = {path.name for path in folder.iterdir()}
+        if names != _CONTENTS:
+            raise StoreDamaged(folder, f"a version consists of {sorted(_CONTENTS)}, not {sorted(names)}")
+        for name in sorted(names):
+            (folder / name).chmod(FILE_MODE)
+            _sync(folder / name)
+        _sync(folder)
+        address = digest(folder)
+        target = self.path_of(address)
+        try:
+            folder.rename(target)
+        except OSError as error:
+            if error.errno not in (errno.EEXIST, errno.ENOTEMPTY):
+                raise
+            return self.check(address)
+        _sync(self._versions)
+        return Version(address, target, manifest)
+
+    @contextmanager
+    def _fresh(self) -> Iterator[Path]:
+        """Yield an empty folder that no other process sweeps, and remove it unless it was renamed away."""
+        folder = self._incoming / uuid.uuid4().hex
+        folder.mkdir()
+        folder.chmod(FOLDER_MODE)
+        lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            yield folder
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+            os.close(lock)
+
+    def _sweep(self) -> None:
+        for folder in self._incoming.iterdir():
+            with _unused(folder) as unused:
+                if unused:
+                    shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextmanager
+def _unused(folder: Path) -> Iterator[bool]:
+    """Say whether no living process builds in a folder, and keep it that way inside the block."""
+    try:
+        lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except OSError:
+        yield False
+        return
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield True
+    except BlockingIOError:
+        yield False
+    finally:
+        os.close(lock)
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _checked(address: str) -> str:
+    if _DIGEST.fullmatch(address):
+        return address
+    raise UsageError(f"{address!r} is no version", hint="a version is a sha256 of 64 hexadecimal digits")

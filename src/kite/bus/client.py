@@ -1,0 +1,147 @@
+"""`Bus`: what the rest of KITE sees of NATS JetStream."""
+
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from functools import partial
+from types import TracebackType
+from typing import Self
+
+from kite.bus import consume, streams
+from kite.bus.consume import ACK_PENDING_MSGS, ACK_WAIT_S, IDLE_S, PULL_MSGS, Work
+from kite.bus.link import CONNECT_S, Link
+from kite.bus.message import Message
+from kite.bus.publish import ACK_S, WINDOW_MSGS, Outcome, Outgoing, PubAck, Publisher
+from kite.bus.streams import FACTS_BYTES, StreamState
+
+
+class Bus:
+    """One connection to the bus; comes back by itself for ever. `async with await Bus.connect(url, name) as bus:`."""
+
+    def __init__(self, link: Link, publisher: Publisher) -> None:
+        """Use `connect`."""
+        self._link = link
+        self._publisher = publisher
+
+    @classmethod
+    async def connect(
+        cls, url: str, name: str, *, wait_s: float = CONNECT_S, window: int = WINDOW_MSGS, ack_s: float = ACK_S
+    ) -> Self:
+        """Connect as `name`. Raises BusUnreachable after `wait_s`."""
+        link = Link(url)
+        await link.open(name, wait_s)
+        publisher = Publisher(link, window=window, ack_s=ack_s)
+        await publisher.open()
+        return cls(link, publisher)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Close for good. Readers that still run raise BusClosed."""
+        await self._link.close()
+
+    @property
+    def url(self) -> str:
+        """Address of the server."""
+        return self._link.url
+
+    @property
+    def is_connected(self) -> bool:
+        """Whether the connection stands right now."""
+        return self._link.nc.is_connected
+
+    @property
+    def sessions(self) -> int:
+        """How often the connection was made: 1 at first, one more after every reconnect."""
+        return self._link.sessions
+
+    async def ready(self, wait_s: float | None = None) -> None:
+        """Wait until connected, for ever by default. Raises BusUnreachable after `wait_s`, BusClosed."""
+        await self._link.ready(wait_s)
+
+    async def provision(self, *, facts_bytes: int = FACTS_BYTES) -> None:
+        """Create the streams, or adjust their limits; safe to call again. Raises StreamRefused, BusUnreachable."""
+        await streams.provision(self._link, facts_bytes)
+
+    async def stream(self, stream: str) -> StreamState:
+        """Ask what `stream` holds. Raises StreamMissing, BusUnreachable."""
+        return await self._link.patiently(partial(streams.read_state, self._link, stream))
+
+    async def message(self, stream: str, seq: int) -> Message | None:
+        """Read one message by direct get, None when it is not stored. Raises StreamRefused, BusUnreachable."""
+        return await self._link.patiently(partial(streams.get_message, self._link, stream, seq))
+
+    async def publish(
+        self, subject: str, payload: bytes, msg_id: str, headers: Mapping[str, str] | None = None
+    ) -> PubAck:
+        """Publish and wait until the stream has it; sent again with the same id while unanswered, a bounded time.
+
+        Raises BusFull (wait and try again), PublishUnanswered (try again with the same id), PublishFailed (do not).
+        """
+        return await self._publisher.publish(Outgoing(subject, payload, msg_id, headers or {}))
+
+    async def publish_many(self, items: Sequence[Outgoing]) -> list[Outcome]:
+        """Publish pipelined, in order, and return one outcome per item; see `Publisher.publish_many`."""
+        return await self._publisher.publish_many(items)
+
+    def pull(
+        self,
+        stream: str,
+        after_seq: int,
+        filter_subject: str | Sequence[str] | None = None,
+        *,
+        batch: int = PULL_MSGS,
+        idle_s: float = IDLE_S,
+    ) -> AsyncGenerator[list[Message]]:
+        """Yield non-empty lists (at most `batch`) of messages after `after_seq`, in stream order, for ever.
+
+        Without a filter every sequence number comes exactly once: a hole is filled by direct get, and where nothing is
+        stored any more BusGap is raised, after all messages before it. Survives restarts of the server. `idle_s` is
+        the heartbeat of a quiet stream; a silence of 2.5 of them makes a new consumer.
+
+        Raises BusGap, StreamChanged, StreamMissing, StreamRefused, BusClosed.
+        """
+        return consume.pull(self._link, stream, after_seq, filter_subject, batch=batch, idle_s=idle_s)
+
+    async def follow(
+        self, stream: str, filter_subject: str | Sequence[str] | None = None, *, after_seq: int | None = None
+    ) -> AsyncGenerator[Message]:
+        """Yield messages one by one, after `after_seq`, or only those published from now on. Raises as `pull`.
+
+        "Now" is when the first message is asked for: to miss none, read `stream()` first and pass its `last_seq`.
+        """
+        start = (await self.stream(stream)).last_seq if after_seq is None else after_seq
+        async for messages in self.pull(stream, start, filter_subject):
+            for message in messages:
+                yield message
+
+    def work(
+        self,
+        stream: str,
+        durable: str,
+        filter_subjects: Sequence[str],
+        *,
+        ack_wait_s: float = ACK_WAIT_S,
+        max_ack_pending: int = ACK_PENDING_MSGS,
+        idle_s: float = IDLE_S,
+    ) -> AsyncGenerator[Work]:
+        """Yield what the durable consumer `durable` still has to do, each until it is acknowledged, for ever.
+
+        Delivered again when not acknowledged within `ack_wait_s` (`Work.in_progress` renews it); at most
+        `max_ack_pending` are out at a time. Survives restarts of the server and of the caller.
+
+        Raises StreamMissing, StreamRefused, BusClosed.
+        """
+        return consume.work(
+            self._link,
+            stream,
+            durable,
+            filter_subjects,
+            ack_wait_s=ack_wait_s,
+            max_ack_pending=max_ack_pending,
+            idle_s=idle_s,
+        )

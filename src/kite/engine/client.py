@@ -1,0 +1,234 @@
+"""The HTTP client of one running server, the same for vLLM and the fake."""
+
+import asyncio
+from collections.abc import AsyncIterator, Generator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Self, TypeAlias
+
+import httpx
+from opentelemetry.propagate import inject
+
+from kite.engine.errors import EngineAnswer, EngineError, EngineLate, EngineRefused, EngineUnreachable, refusal
+from kite.engine.reading import (
+    TOKENS_MAX,
+    TOP_MAX,
+    Activity,
+    Distribution,
+    complete,
+    named,
+    read_activity,
+    read_distribution,
+    read_flag,
+    read_names,
+    words,
+)
+
+CONNECT_S = 2.0  # loopback: it answers at once or is not there
+HEALTH_S = 2.0
+CONTROL_S = 10.0  # names, metrics, resume, cache reset
+LOAD_S = 60.0  # measured 6-50 ms; a large adapter from a cold disk takes seconds
+PAUSE_S = 60.0  # waits for the running requests
+READ_S = 60.0  # one call of `distributions`, all its prompts
+KEEPALIVE_S = 2.0  # below the server's 5 s, so that no request meets a connection that is being closed
+READ_TRIES = 8  # of one distribution whose answer was spoilt by another client's request in the same batch
+
+Prompt: TypeAlias = str | Sequence[int]
+"""Text, or token ids."""
+
+
+class Engine:
+    """One running server at `url` (`http://127.0.0.1:PORT`).
+
+    Every method raises EngineUnreachable, EngineLate, EngineRefused or EngineAnswer. The caller's trace context
+    travels with each request, so that the engine's own span joins it.
+    """
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+        self._http = httpx.AsyncClient(
+            base_url=url,
+            timeout=httpx.Timeout(CONTROL_S, connect=CONNECT_S),
+            limits=httpx.Limits(keepalive_expiry=KEEPALIVE_S),
+            trust_env=False,  # a proxy of the environment is not for loopback
+        )
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Close the connections."""
+        await self._http.aclose()
+
+    async def healthy(self) -> bool:
+        """Say whether the server answers and its engine lives. A paused engine is healthy. Never raises EngineError."""
+        try:
+            await self._call("GET", "/health", "health", HEALTH_S)
+        except EngineError:
+            return False
+        return True
+
+    async def models(self) -> tuple[str, ...]:
+        """Return the served names, the base first."""
+        return read_names(as_json(await self._call("GET", "/v1/models", "the list of models", CONTROL_S)))
+
+    async def load(self, name: str, path: str) -> None:
+        """Load the adapter in folder `path` (as the engine sees it) under a new `name`; a name is never loaded anew.
+
+        200 OK is no proof of an effect: an adapter whose keys match no module is accepted and the base is served.
+        """
+        body = {"lora_name": name, "lora_path": path}
+        await self._call("POST", "/v1/load_lora_adapter", f"to load {name}", LOAD_S, body=body)
+
+    async def unload(self, name: str) -> None:
+        """Take the name away; requests under way finish. The engine keeps the tensors until it evicts them."""
+        await self._call("POST", "/v1/unload_lora_adapter", f"to unload {name}", CONTROL_S, body={"lora_name": name})
+
+    async def pause(self) -> None:
+        """Let the running requests finish and hold new ones. The prefix cache is cleared."""
+        await self._call("POST", "/pause", "to pause", PAUSE_S, query={"mode": "wait"})
+
+    async def resume(self) -> None:
+        """Serve again, the held requests first."""
+        await self._call("POST", "/resume", "to resume", CONTROL_S)
+
+    async def is_paused(self) -> bool:
+        """Say whether new requests are held."""
+        return read_flag(as_json(await self._call("GET", "/is_paused", "whether it is paused", CONTROL_S)), "is_paused")
+
+    async def reset_prefix_cache(self) -> None:
+        """Forget all cached prefixes. Raises EngineRefused (busy) while a request holds blocks."""
+        answer = await self._call("POST", "/reset_prefix_cache", "to reset the prefix cache", CONTROL_S)
+        if not read_flag(as_json(answer), "success"):
+            raise EngineRefused("to reset the prefix cache", refusal(429, ""), "", answer.status_code)
+
+    async def activity(self) -> Activity:
+        """Return how many requests run and wait. vLLM counts no request that it holds while paused."""
+        return read_activity((await self._call("GET", "/metrics", "metrics", CONTROL_S)).text)
+
+    async def distributions(
+        self,
+        model: str,
+        prompts: Sequence[Prompt],
+        *,
+        top: int = TOP_MAX,
+        tokens: Sequence[Sequence[int]] | None = None,
+        timeout_s: float = READ_S,
+    ) -> list[Distribution]:
+        """Read the distribution of the next token after each prompt, greedily, one request after the other.
+
+        Returns, in the order of `prompts`, the `top` most likely tokens (0 to 20; 0 reads none) and, when `tokens` is
+        given, exactly the ids in `tokens[i]` as well (at most 128 a prompt). One at a time, because an engine's
+        answers depend in the last digits on what else is in the batch. The time limit is for the whole call.
+        """
+        wanted = check_wanted(prompts, top, tokens)
+        try:
+            async with asyncio.timeout(timeout_s):
+                return [
+                    await self._distribution(model, prompt, top, ids, timeout_s)
+                    for prompt, ids in zip(prompts, wanted, strict=True)
+                ]
+        except TimeoutError as error:
+            raise EngineLate(f"{len(prompts)} distributions of {model}", timeout_s) from error
+
+    async def _distribution(
+        self, model: str, prompt: Prompt, top: int, ids: Sequence[int], timeout_s: float
+    ) -> Distribution:
+        best = await self._top(model, prompt, top, timeout_s) if top else {}
+        exact = await self._named(model, prompt, ids, timeout_s) if ids else {}
+        return Distribution(dict(sorted({**best, **exact}.items())))
+
+    async def _top(self, model: str, prompt: Prompt, top: int, timeout_s: float) -> dict[int, float]:
+        async for pairs in self._tries(model, prompt, {"logprobs": top}, timeout_s):
+            if complete(pairs, top):
+                return pairs
+        raise EngineAnswer(f"{READ_TRIES} answers of {model} in a row held fewer than {top} tokens")
+
+    async def _named(self, model: str, prompt: Prompt, ids: Sequence[int], timeout_s: float) -> dict[int, float]:
+        unique = sorted(set(ids))
+        options = {"logprobs": len(unique), "logprob_token_ids": unique}
+        async for pairs in self._tries(model, prompt, options, timeout_s):
+            if (exact := named(pairs, unique)) is not None:
+                return exact
+        raise EngineAnswer(f"{READ_TRIES} answers of {model} in a row lacked a token that was asked for")
+
+    async def _tries(
+        self, model: str, prompt: Prompt, options: Mapping[str, object], timeout_s: float
+    ) -> AsyncIterator[dict[int, float]]:
+        body = {
+            "model": model,
+            "prompt": prompt if isinstance(prompt, str) else list(prompt),
+            "max_tokens": 1,
+            "temperature": 0,
+            "return_tokens_as_token_ids": True,
+            **options,
+        }
+        for _ in range(READ_TRIES):
+            answer = await self._call("POST", "/v1/completions", f"one token of {model}", timeout_s, body=body)
+            yield read_distribution(as_json(answer))
+
+    async def _call(
+        self,
+        method: str,
+        path: str,
+        what: str,
+        limit_s: float,
+        *,
+        body: Mapping[str, object] | None = None,
+        query: Mapping[str, str] | None = None,
+    ) -> httpx.Response:
+        headers: dict[str, str] = {}
+        inject(headers)
+        with transport_errors(self.url, what, limit_s):
+            answer = await self._http.request(
+                method,
+                path,
+                json=body,
+                params=query,
+                headers=headers,
+                timeout=httpx.Timeout(limit_s, connect=min(CONNECT_S, limit_s)),
+            )
+        if not answer.is_success:
+            text = words(answer.text)
+            raise EngineRefused(what, refusal(answer.status_code, text), text, answer.status_code)
+        return answer
+
+
+@contextmanager
+def transport_errors(url: str, what: str, limit_s: float) -> Generator[None]:
+    """Turn the client library's errors into ours."""
+    try:
+        yield
+    except httpx.ConnectTimeout as error:
+        raise EngineUnreachable(f"no engine answers at {url}", hint="see whether the instance runs") from error
+    except httpx.TimeoutException as error:
+        raise EngineLate(what, limit_s) from error
+    except httpx.TransportError as error:
+        said = str(error) or type(error).__name__
+        raise EngineUnreachable(
+            f"no answer to {what} from {url}: {said}", hint="see whether the instance runs"
+        ) from error
+
+
+def as_json(answer: httpx.Response) -> object:
+    """Return the decoded body. Raises EngineAnswer."""
+    try:
+        return answer.json()
+    except ValueError as error:
+        raise EngineAnswer(f"the answer of {answer.request.url.path} is no JSON") from error
+
+
+def check_wanted(
+    prompts: Sequence[Prompt], top: int, tokens: Sequence[Sequence[int]] | None
+) -> Sequence[Sequence[int]]:
+    """Return the ids wanted for each prompt. Raises ValueError for what no engine would answer."""
+    wanted = tokens if tokens is not None else [()] * len(prompts)
+    if len(wanted) != len(prompts):
+        msg = f"{len(prompts)} prompts, but token ids for {len(wanted)}"
+        raise ValueError(msg)
+    if not 0 <= top <= TOP_MAX or any(len(set(ids)) > TOKENS_MAX for ids in wanted):
+        msg = f"at most {TOP_MAX} top tokens and {TOKENS_MAX} named ones a prompt"
+        raise ValueError(msg)
+    return wanted

@@ -1,0 +1,49 @@
+"""The ledger: the append-only, hash-chained record of every event in the order it was applied.
+
+`Ledger` is the one writer of a database, `AsyncLedger` the same on a thread of its own, `Reader` looks at the file
+while the writer runs. With `kite.orders` this is the only package that opens a database.
+"""
+
+from kite.ledger.chain import GENESIS, digest, rehash, verify
+from kite.ledger.errors import (
+    ChainBroken,
+    DraftRefused,
+    DuplicateEvent,
+    LedgerHeld,
+    LedgerMissing,
+    LedgerTooNew,
+    LedgerUnwritable,
+    MigrationsMissing,
+    NotALedger,
+    SqliteTooOld,
+)
+from kite.ledger.ledger import Ledger
+from kite.ledger.reader import Reader
+from kite.ledger.rows import Cursor, Draft, Head, Outgoing, Row, Send
+from kite.ledger.thread import AsyncLedger
+
+__all__ = [
+    "GENESIS",
+    "AsyncLedger",
+    "ChainBroken",
+    "Cursor",
+    "Draft",
+    "DraftRefused",
+    "DuplicateEvent",
+    "Head",
+    "Ledger",
+    "LedgerHeld",
+    "LedgerMissing",
+    "LedgerTooNew",
+    "LedgerUnwritable",
+    "MigrationsMissing",
+    "NotALedger",
+    "Outgoing",
+    "Reader",
+    "Row",
+    "Send",
+    "SqliteTooOld",
+    "digest",
+    "rehash",
+    "verify",
+]

@@ -1,0 +1,136 @@
+"""Looking at a ledger from any process, while its writer runs."""
+
+from collections.abc import Collection, Generator, Iterator
+from contextlib import contextmanager
+from types import TracebackType
+from typing import Self
+
+from sqlalchemy import ColumnElement, Connection, select
+from sqlalchemy.exc import DatabaseError
+
+from kite.ledger.address import sqlite_path
+from kite.ledger.chain import GENESIS, verify
+from kite.ledger.errors import ChainBroken, NotALedger
+from kite.ledger.port import PAGE_ROWS
+from kite.ledger.rows import Head, Row
+from kite.ledger.scan import Page, scan
+from kite.ledger.schema import require
+from kite.ledger.sqlite import paging, reading
+from kite.ledger.tables import lease, ledger
+
+
+class Reader:
+    """A ledger open for reading only: it never blocks the writer, and each call sees what is committed by then.
+
+    A reader belongs to the thread that opened it. Every method raises NotALedger when the file cannot be read.
+    """
+
+    def __init__(self, connection: Connection, place: str, page: Page) -> None:
+        self._connection = connection
+        self._place = place
+        self._page = page
+
+    @classmethod
+    def open(cls, url: str) -> Self:
+        """Open the ledger at `url`, which must exist; nothing is created or migrated.
+
+        Raises LedgerMissing, LedgerTooNew, NotALedger, SqliteTooOld, and UsageError for a URL that names no ledger.
+        """
+        path = sqlite_path(url)
+        with _readable(str(path)):
+            connection = reading(path).connect()
+            try:
+                require(connection, str(path))
+            except BaseException:
+                connection.close()
+                raise
+        return cls(connection, str(path), paging(connection, str(path)))
+
+    @property
+    def head(self) -> Head:
+        """The end of the ledger at this moment."""
+        newest = select(ledger.c.pos, ledger.c.hash, ledger.c.ledger_us).order_by(ledger.c.pos.desc()).limit(1)
+        with _readable(self._place):
+            epoch = self._connection.execute(select(lease.c.epoch)).scalar_one()
+            last = self._connection.execute(newest).one_or_none()
+        pos, digest, ledger_us = last or (0, GENESIS, 0)
+        return Head(pos, digest, ledger_us, epoch)
+
+    def row(self, pos: int) -> Row | None:
+        """Return the row at `pos`, None when there is none yet."""
+        return next(self.find(first=pos, last=pos), None)
+
+    def by_event_id(self, event_id: str) -> Row | None:
+        """Return the row of one event, None when the ledger does not have it."""
+        return next(self._scan(1, None, ledger.c.event_id == event_id), None)
+
+    def rows(self, first: int = 1, last: int | None = None) -> Iterator[Row]:
+        """Yield the rows from `first` to `last` (default: the head as of now), holding PAGE_ROWS of them at a time."""
+        return scan(self._page, first, self.head.pos if last is None else last)
+
+    def find(
+        self,
+        *,
+        types: Collection[str] = (),
+        subjects: Collection[str] = (),
+        trace_id: str | None = None,
+        first: int = 1,
+        last: int | None = None,
+    ) -> Iterator[Row]:
+        """Yield, by position, the rows that have one of `types`, one of `subjects` and `trace_id`; empty means any."""
+        wanted: list[ColumnElement[bool]] = []
+        if types:
+            wanted.append(ledger.c.type.in_(types))
+        if subjects:
+            wanted.append(ledger.c.subject.in_(subjects))
+        if trace_id is not None:
+            wanted.append(ledger.c.trace_id == trace_id)
+        return self._scan(first, last, *wanted)
+
+    def verify_chain(self, first: int = 1, last: int | None = None) -> None:
+        """Check that each position from `first` to `last` is there and unaltered; raises ChainBroken at the first not.
+
+        A tail that was cut off cannot be seen from here: name the `last` position that must be there.
+        """
+        end = self.head.pos if last is None else last
+        proven = first - 1
+        for row in verify(self.rows(first, end), after=proven, previous=self._hash_at(proven)):
+            proven = row.pos
+        if proven < end:
+            raise ChainBroken(proven + 1, "missing")
+
+    def close(self) -> None:
+        """Let the file go."""
+        self._connection.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _hash_at(self, pos: int) -> bytes:
+        if pos == 0:
+            return GENESIS
+        row = self.row(pos)
+        if row is None:
+            raise ChainBroken(pos, "missing")
+        return row.hash
+
+    def _scan(self, first: int, last: int | None, *wanted: ColumnElement[bool]) -> Iterator[Row]:
+        def page(start: int, end: int) -> list[Row]:
+            query = select(ledger).where(ledger.c.pos.between(start, end), *wanted).order_by(ledger.c.pos)
+            with _readable(self._place):
+                return [Row(*values) for values in self._connection.execute(query.limit(PAGE_ROWS))]
+
+        return scan(page, first, self.head.pos if last is None else last)
+
+
+@contextmanager
+def _readable(place: str) -> Generator[None]:
+    try:
+        yield
+    except DatabaseError as error:
+        raise NotALedger(place, str(error.orig)) from error

@@ -1,0 +1,216 @@
+"""The embedded backend: one SQLite file in WAL mode, one connection that writes, readers beside it.
+
+Rows go to the driver directly: SQLAlchemy's own path costs a multiple per row. SQLite before 3.51.3 can corrupt a file
+in WAL mode that has two connections, hence the library of `pysqlite3`; a process must open the file with no other one,
+because two libraries in one process drop each other's locks.
+"""
+
+import json
+from collections import Counter
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
+from dataclasses import astuple
+from operator import attrgetter
+from pathlib import Path
+from typing import TYPE_CHECKING, Self
+
+from sqlalchemy import Engine, create_engine, event
+from sqlalchemy.exc import DatabaseError, OperationalError
+from sqlalchemy.pool import NullPool
+
+from kite.ledger.chain import GENESIS
+from kite.ledger.errors import DuplicateEvent, LedgerMissing, LedgerUnwritable, NotALedger, SqliteTooOld
+from kite.ledger.lock import FileLock
+from kite.ledger.port import PAGE_ROWS
+from kite.ledger.rows import Cursor, Head, Outgoing, Row, Send
+from kite.ledger.scan import Page
+from kite.ledger.schema import upgrade
+
+if TYPE_CHECKING:
+    import sqlite3 as driver  # the same interface, with types; never imported
+
+    from sqlalchemy import Connection
+else:
+    from pysqlite3 import dbapi2 as driver
+
+SQLITE_NEEDED = (3, 51, 3)
+"""The first release without the WAL-reset bug (there since 3.7.0)."""
+
+BUSY_TIMEOUT_S = 5.0
+"""How long a statement waits for a lock that another connection holds, say during a checkpoint."""
+
+WAL_LIMIT_BYTES = 64 * 1024 * 1024
+"""To what size the write-ahead log is cut back after a checkpoint."""
+
+_INSERT_ROW = "INSERT INTO ledger VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
+_INSERT_SEND = "INSERT INTO outbox (pos, subject, traceparent) VALUES (?, ?, ?)"
+_UPSERT_CURSOR = "INSERT OR REPLACE INTO cursors (stream, bus_epoch, seq, event_id, created) VALUES (?, ?, ?, ?, ?)"
+_HEAD = "SELECT pos, hash, ledger_us FROM ledger ORDER BY pos DESC LIMIT 1"
+_KNOWN = "SELECT event_id, raw FROM ledger WHERE event_id IN (SELECT value FROM json_each(?))"
+_CURSOR = "SELECT stream, bus_epoch, seq, event_id, created FROM cursors WHERE stream = ?"
+_PENDING = """SELECT o.pos, o.subject, l.raw, l.event_id, o.traceparent
+              FROM outbox AS o JOIN ledger AS l ON l.pos = o.pos ORDER BY o.pos LIMIT ?"""
+_SENT = "DELETE FROM outbox WHERE pos <= ?"
+_PAGE = "SELECT * FROM ledger WHERE pos BETWEEN ? AND ? ORDER BY pos LIMIT ?"
+
+Values = tuple[int | str | bytes, ...]
+_values: Callable[[Row], Values] = attrgetter(*Row.__slots__)
+
+
+def require_library(found: tuple[int, ...] = driver.sqlite_version_info) -> None:
+    """Raise SqliteTooOld when the SQLite library in use, or version `found`, could corrupt a ledger."""
+    if found < SQLITE_NEEDED:
+        raise SqliteTooOld(found, SQLITE_NEEDED)
+
+
+def connect(path: Path) -> driver.Connection:
+    """Open a read-write connection to `path`, which is created when it is not there; transactions are the caller's."""
+    connection = driver.connect(path, timeout=BUSY_TIMEOUT_S, isolation_level=None)
+    for pragma in ("journal_mode = WAL", "synchronous = FULL", f"journal_size_limit = {WAL_LIMIT_BYTES}"):
+        connection.execute(f"PRAGMA {pragma}")
+    return connection
+
+
+def reading(path: Path) -> Engine:
+    """Return an engine whose connections can only read the ledger at `path`. Raises LedgerMissing, SqliteTooOld."""
+    require_library()
+    if not path.is_file():
+        raise LedgerMissing(path)
+    address = f"{path.as_uri()}?mode=ro"
+
+    def creator() -> driver.Connection:
+        return driver.connect(address, uri=True, timeout=BUSY_TIMEOUT_S, isolation_level=None)
+
+    return create_engine("sqlite://", module=driver, creator=creator, poolclass=NullPool)
+
+
+def paging(connection: "Connection", place: str) -> Page:
+    """Return how whole rows are read through a connection of `reading`, past SQLAlchemy: half as fast again."""
+    raw: driver.Connection | None = connection.connection.driver_connection
+    if raw is None:
+        raise NotALedger(place, "its connection is closed")
+
+    def page(first: int, last: int) -> list[Row]:
+        try:
+            return _read_page(raw, first, last)
+        except driver.DatabaseError as error:
+            raise NotALedger(place, str(error)) from error
+
+    return page
+
+
+class SqliteStore:
+    """A `Store` on one file. See `kite.ledger.port` for the methods."""
+
+    def __init__(self, path: Path, lock: FileLock, connection: driver.Connection) -> None:
+        self._path = path
+        self._lock: FileLock | None = lock
+        self._connection = connection
+
+    @classmethod
+    def open(cls, path: Path) -> Self:
+        """Lock and migrate the ledger at `path`. The lock comes first: nobody migrates under a running writer."""
+        require_library()
+        lock = FileLock.take(path)
+        try:
+            _migrate(path)
+            return cls(path, lock, connect(path))
+        except BaseException:
+            lock.release()
+            raise
+
+    def take(self) -> Head:
+        """See `Store`."""
+        with self._transaction() as connection:
+            connection.execute("UPDATE lease SET epoch = epoch + 1")
+            (epoch,) = connection.execute("SELECT epoch FROM lease").fetchone()
+            pos, digest, ledger_us = connection.execute(_HEAD).fetchone() or (0, GENESIS, 0)
+        return Head(pos, digest, ledger_us, epoch)
+
+    def write(self, rows: Sequence[Row], sends: Sequence[tuple[int, Outgoing]], cursors: Sequence[Cursor]) -> None:
+        """See `Store`."""
+        try:
+            with self._transaction() as connection:
+                connection.executemany(_INSERT_ROW, map(_values, rows))
+                connection.executemany(_INSERT_SEND, [(pos, send.subject, send.traceparent) for pos, send in sends])
+                connection.executemany(_UPSERT_CURSOR, map(astuple, cursors))
+        except driver.IntegrityError as error:
+            raise self._clash(rows, error) from error
+
+    def known(self, event_ids: Sequence[str]) -> dict[str, bytes]:
+        """See `Store`."""
+        return dict(self._connection.execute(_KNOWN, (json.dumps(list(event_ids)),)).fetchall())
+
+    def cursor(self, stream: str) -> Cursor | None:
+        """See `Store`."""
+        found = self._connection.execute(_CURSOR, (stream,)).fetchone()
+        if found is None:
+            return None
+        stream, bus_epoch, seq, event_id, created = found
+        return Cursor(stream=stream, bus_epoch=bus_epoch, seq=seq, event_id=event_id, created=created)
+
+    def pending(self, limit: int) -> list[Send]:
+        """See `Store`."""
+        return [Send(*values) for values in self._connection.execute(_PENDING, (limit,))]
+
+    def sent(self, up_to_pos: int) -> None:
+        """See `Store`."""
+        with self._transaction() as connection:
+            connection.execute(_SENT, (up_to_pos,))
+
+    def page(self, first: int, last: int) -> list[Row]:
+        """See `Store`."""
+        return _read_page(self._connection, first, last)
+
+    def close(self) -> None:
+        """See `Store`. The lock goes last."""
+        if self._lock is None:
+            return
+        self._connection.close()
+        self._lock.release()
+        self._lock = None
+
+    @contextmanager
+    def _transaction(self) -> "Generator[driver.Connection]":
+        """Take the write lock at once: an upgrade from reading to writing would fail whatever the timeout."""
+        try:
+            self._connection.execute("BEGIN IMMEDIATE")
+            yield self._connection
+            self._connection.execute("COMMIT")
+        except driver.IntegrityError:
+            raise
+        except driver.DatabaseError as error:
+            raise LedgerUnwritable(str(self._path), str(error)) from error
+        finally:
+            if self._connection.in_transaction:
+                self._connection.execute("ROLLBACK")
+
+    def _clash(self, rows: Sequence[Row], error: driver.IntegrityError) -> DuplicateEvent | LedgerUnwritable:
+        """Name the first id that is taken; with none, somebody else has written at our position."""
+        ids = [row.event_id for row in rows]
+        taken, counts = self.known(ids), Counter(ids)
+        for event_id in ids:
+            if event_id in taken or counts[event_id] > 1:
+                return DuplicateEvent(event_id)
+        return LedgerUnwritable(str(self._path), str(error))
+
+
+def _read_page(connection: driver.Connection, first: int, last: int) -> list[Row]:
+    return [Row(*values) for values in connection.execute(_PAGE, (first, last, PAGE_ROWS))]
+
+
+def _migrate(path: Path) -> None:
+    """Bring the file up to date in one transaction: a process killed in between leaves the schema as it was."""
+    engine = create_engine("sqlite://", module=driver, creator=lambda: connect(path), poolclass=NullPool)
+    event.listen(engine, "begin", _begin_immediate)
+    try:
+        with engine.begin() as connection:
+            upgrade(connection, str(path))
+    except OperationalError as error:
+        raise LedgerUnwritable(str(path), str(error.orig)) from error
+    except DatabaseError as error:
+        raise NotALedger(str(path), str(error.orig)) from error
+
+
+def _begin_immediate(connection: "Connection") -> None:
+    connection.exec_driver_sql("BEGIN IMMEDIATE")

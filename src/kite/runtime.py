@@ -1,0 +1,59 @@
+"""How a service lives: logging and tracing first, one main coroutine, an orderly end on SIGTERM or SIGINT."""
+
+import asyncio
+import logging
+import signal
+import sys
+from collections.abc import Coroutine
+
+import structlog
+
+from kite import tracing
+from kite.errors import KiteError
+
+EXIT_OK = 0
+EXIT_FAILED = 1
+
+log = structlog.get_logger()
+
+
+def run(name: str, log_level: str, main: Coroutine[None, None, None]) -> int:
+    """Run a service until it ends or is told to end; return its exit code. The end of `main` is a cancellation."""
+    _log_to_stderr(log_level)
+    tracing.start(name)
+    try:
+        asyncio.run(_until_told(main))
+    except KiteError as error:
+        log.error("service_failed", service=name, code=error.code, error=str(error), hint=error.hint)
+        return EXIT_FAILED
+    except Exception:  # the outermost loop: whatever it was, it is logged whole and the exit code tells
+        log.exception("service_crashed", service=name)
+        return EXIT_FAILED
+    finally:
+        tracing.stop()
+    return EXIT_OK
+
+
+async def _until_told(main: Coroutine[None, None, None]) -> None:
+    task = asyncio.ensure_future(main)
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, task.cancel)
+    try:
+        await task
+    except asyncio.CancelledError:
+        log.info("service_stopped")
+
+
+def _log_to_stderr(level: str) -> None:
+    structlog.configure(
+        processors=[
+            structlog.contextvars.merge_contextvars,
+            structlog.processors.add_log_level,
+            structlog.processors.TimeStamper(fmt="iso", utc=True),
+            structlog.processors.format_exc_info,
+            structlog.processors.LogfmtRenderer(sort_keys=False, bool_as_flag=False),
+        ],
+        wrapper_class=structlog.make_filtering_bound_logger(logging.getLevelNamesMapping()[level.upper()]),
+        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+    )

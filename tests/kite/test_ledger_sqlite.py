@@ -1,0 +1,191 @@
+"""The ledger on SQLite: the contract, and what only a file can go through."""
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from kite.errors import UsageError
+from kite.ledger import (
+    ChainBroken,
+    Ledger,
+    LedgerHeld,
+    LedgerMissing,
+    LedgerUnwritable,
+    NotALedger,
+    Reader,
+    SqliteTooOld,
+)
+from kite.ledger.sqlite import connect, require_library
+from kite.testing.ledger import Attempt, LedgerContract, drafts, forge
+
+BATCH_ROWS = 200
+
+APPENDING = f"""
+import sys
+from itertools import count
+from kite.ledger import Cursor, Ledger, Outgoing
+from kite.testing.ledger import drafts
+
+ledger = Ledger.open(sys.argv[1])
+for batch in count(ledger.head.pos // {BATCH_ROWS}):
+    numbers = range(batch * {BATCH_ROWS} + 1, (batch + 1) * {BATCH_ROWS} + 1)
+    cursor = Cursor(stream="KITE_EVT", bus_epoch=1, seq=numbers[-1], event_id="last", created="then")
+    ledger.append(drafts(numbers), sends=[Outgoing(draft=0, subject="kite.dec.v1.x")], cursors=[cursor])
+    print(ledger.head.pos, flush=True)
+"""
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "ledger.db"
+
+
+@pytest.fixture
+def url(path: Path) -> str:
+    return f"sqlite:///{path}"
+
+
+@pytest.fixture
+def attempt(path: Path) -> Attempt:
+    def run(url: str, statement: str) -> None:
+        assert url.endswith(str(path))
+        connection = connect(path)
+        try:
+            connection.execute(statement)
+        finally:
+            connection.close()
+
+    return run
+
+
+class TestSqliteLedger(LedgerContract):
+    """The contract, on SQLite."""
+
+
+@contextmanager
+def appending(url: str) -> Iterator["subprocess.Popen[str]"]:
+    """A real process that appends until it is killed, and prints each position that is durable."""
+    with subprocess.Popen([sys.executable, "-c", APPENDING, url], stdout=subprocess.PIPE, text=True) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def printed(process: "subprocess.Popen[str]") -> int:
+    assert process.stdout
+    return int(process.stdout.readline())
+
+
+@pytest.mark.parametrize("after", [1, 3, 8])
+def test_a_process_killed_in_mid_append_leaves_whole_appends_and_a_valid_chain(url: str, after: int):
+    with appending(url) as process:
+        acknowledged = max(printed(process) for _ in range(after))
+        process.send_signal(signal.SIGKILL)
+        assert process.wait() == -signal.SIGKILL
+    with Reader.open(url) as reader:
+        reader.verify_chain(last=acknowledged)
+    with Ledger.open(url) as ledger:
+        assert ledger.head.epoch == 2
+        assert ledger.head.pos >= acknowledged
+        assert ledger.head.pos % BATCH_ROWS == 0
+        cursor = ledger.cursor("KITE_EVT")
+        assert cursor
+        assert cursor.seq == ledger.head.pos
+        assert [send.pos for send in ledger.pending(10_000)] == list(range(1, ledger.head.pos, BATCH_ROWS))
+        end = ledger.head.pos
+        ledger.append(drafts([end + 1]))
+    with Reader.open(url) as reader:
+        reader.verify_chain(last=end + 1)
+
+
+def test_the_holder_of_the_lease_is_named_and_its_death_frees_it_at_once(url: str, path: Path):
+    with appending(url) as process:
+        printed(process)
+        with pytest.raises(LedgerHeld, match=f"{path} is held by process {process.pid}") as caught:
+            Ledger.open(url)
+        assert caught.value.holder == str(process.pid)
+        process.kill()
+        process.wait()
+        Ledger.open(url).close()
+
+
+def test_a_ledger_reached_by_another_name_is_the_same_ledger(url: str, path: Path):
+    alias = path.with_name("alias.db")
+    with Ledger.open(url):
+        alias.symlink_to(path)
+        with pytest.raises(LedgerHeld):
+            Ledger.open(f"sqlite:///{alias}")
+
+
+def test_an_altered_byte_is_named_by_its_position(url: str):
+    with Ledger.open(url) as ledger:
+        ledger.append(drafts(range(1, 1_001)))
+    forge(url, 700, b'{"number": 701}', rehashed=False)
+    with Reader.open(url) as reader:
+        with pytest.raises(ChainBroken, match="position 700") as caught:
+            reader.verify_chain()
+        assert caught.value.pos == 700
+        reader.verify_chain(1, 699)
+        reader.verify_chain(701)
+
+
+def test_a_forged_and_rehashed_row_is_not_seen_by_the_chain_but_by_its_head(url: str):
+    with Ledger.open(url) as ledger:
+        ledger.append(drafts(range(1, 11)))
+        honest = ledger.head
+    forge(url, 4, b"{}", rehashed=True)
+    with Reader.open(url) as reader:
+        reader.verify_chain()
+        assert reader.head.pos == honest.pos
+        assert reader.head.hash != honest.hash
+
+
+def test_a_tail_that_was_cut_off_is_missed_when_the_caller_knows_the_end(url: str):
+    with Ledger.open(url) as ledger:
+        ledger.append(drafts([1, 2]))
+    with Reader.open(url) as reader:
+        with pytest.raises(ChainBroken, match="position 3: missing"):
+            reader.verify_chain(last=4)
+        with pytest.raises(ChainBroken, match="position 6: missing"):
+            reader.verify_chain(first=7)
+
+
+COPY = """INSERT OR REPLACE INTO ledger
+          SELECT {pos}, epoch, '', 0, 0, {event_id}, type, subject, 0, 0, '', '', x'', x'', hash FROM ledger WHERE pos = 2"""
+
+
+@pytest.mark.parametrize(
+    ("pos", "event_id", "why"),
+    [(2, "'new'", "dense"), (9, "'new'", "dense"), (4, "event_id", "once"), ("NULL", "'new'", "dense")],
+    ids=["row replaced", "gap", "row replaced by its id", "position left to SQLite"],
+)
+def test_a_row_cannot_be_replaced_past_kite(url: str, attempt: Attempt, pos: object, event_id: str, why: str):
+    with Ledger.open(url) as ledger:
+        ledger.append(drafts([1, 2, 3]))
+    with pytest.raises(Exception, match=why):
+        attempt(url, COPY.format(pos=pos, event_id=event_id))
+    with Reader.open(url) as reader:
+        reader.verify_chain(last=3)
+        assert reader.head.pos == 3
+
+
+def test_somebody_else_writing_the_database_stops_the_append(url: str, path: Path, attempt: Attempt):
+    with Ledger.open(url) as ledger:
+        ledger.append(drafts([1, 2]))
+        attempt(url, COPY.format(pos=3, event_id="'foreign'"))
+        with pytest.raises(LedgerUnwritable, match="not the next") as caught:
+            ledger.append(drafts([3]))
+        assert caught.value.place == str(path)
+
+
+def test_an_append_without_room_leaves_the_ledger_as_it_was(url: str):
+    with Ledger.open(url) as ledger:
+        ledger.append(drafts([1]))
+        store = ledger._store  # noqa: SLF001  # pyright: ignore[reportPrivateUsage, reportAttributeAccessIssue]
+        store._connection.execute("PRAGMA max_page_count = 20")
