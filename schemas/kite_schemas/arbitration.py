@@ -19,6 +19,7 @@ class OrderExpired(Decision):
     TYPE = "kite.arbitration.order_expired.v1"
 
     order: EventId
+    service: Name
     kind: Name
     target: Text
     node: Name

@@ -64,7 +64,6 @@ class EventIdConflict(LedgerRow):
     stream: Name
     seq: Count
     event_id: EventId
-    pos: Count
 
 
 class BusGap(LedgerRow):

@@ -34,6 +34,16 @@ def run(name: str, log_level: str, main: Coroutine[None, None, None]) -> int:
     return EXIT_OK
 
 
+def _report(name: str, error: BaseException) -> None:
+    """Log an error of ours in one line, anything else with its trace; the first of a group stands for it."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]  # pyright: ignore[reportUnknownMemberType,reportUnknownVariableType] # a group of any
+    if isinstance(error, KiteError):
+        log.error("service_failed", service=name, code=error.code, error=str(error), hint=error.hint)
+    else:
+        log.error("service_crashed", service=name, exc_info=error)
+
+
 async def _until_told(main: Coroutine[None, None, None]) -> None:
     task = asyncio.ensure_future(main)
     loop = asyncio.get_running_loop()

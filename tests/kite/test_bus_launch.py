@@ -40,7 +40,7 @@ def test_arguments_after_the_dashes_are_the_programs_own():
 
 
 PARENT = """
-import subprocess, sys, time
+import subprocess, sys
 from kite.launch import command
 child = subprocess.Popen(command(["sh", "-c", "echo $$ > " + sys.argv[1] + "; exec sleep 600"]))
 child.wait()
@@ -50,9 +50,11 @@ child.wait()
 async def test_the_child_dies_with_a_killed_parent(tmp_path: Path):
     note = tmp_path / "pid"
     parent = await asyncio.create_subprocess_exec(sys.executable, "-c", PARENT, str(note))
-    child = int(await eventually(lambda: note.exists() and note.read_text().strip()))
-    parent.kill()
-    await parent.wait()
+    try:
+        child = int(await eventually(lambda: note.exists() and note.read_text().strip()))
+    finally:
+        parent.kill()
+        await parent.wait()
 
     def is_gone() -> bool:
         try:

@@ -100,7 +100,7 @@ from kite.bus import EmbeddedServer
 async def main():
     server = EmbeddedServer(Path(sys.argv[1]))
     await server.start()
-    print(server.pid, flush=True)
+    print(server.pid, file=sys.stderr, flush=True)
     await server.wait()
 asyncio.run(main())
 """
@@ -108,12 +108,14 @@ asyncio.run(main())
 
 async def test_the_server_dies_with_a_killed_parent_and_frees_its_folder(tmp_path: Path):
     parent = await asyncio.create_subprocess_exec(
-        sys.executable, "-c", PARENT, str(tmp_path), stdout=asyncio.subprocess.PIPE
+        sys.executable, "-c", PARENT, str(tmp_path), stdout=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.PIPE
     )
-    assert parent.stdout is not None
-    server_pid = int(await parent.stdout.readline())
-    parent.kill()
-    await parent.wait()
+    assert parent.stderr is not None
+    try:
+        server_pid = int(await parent.stderr.readline())
+    finally:
+        parent.kill()
+        await parent.wait()
     await eventually(lambda: is_gone(server_pid))
     async with EmbeddedServer(tmp_path) as successor:
         assert await sync_always(successor.monitor_url)

@@ -1,4 +1,4 @@
-"""What an adapter must fit: the modules of a base, read from its configuration and weight headers without its weights."""
+"""What an adapter must fit: the modules of a base, read from its configuration and the headers of its weights."""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -81,7 +81,9 @@ class Base:
     def digest(self) -> str:
         """Hex sha256 over configuration and weights, framed with names. Reads all weights (0.2 s for 270 MB)."""
         with ExitStack() as stack:
-            named = [(name, stack.enter_context(FileIO(self.path / name))) for name in (CONFIG_NAME, *self.weight_names)]
+            named = [
+                (name, stack.enter_context(FileIO(self.path / name))) for name in (CONFIG_NAME, *self.weight_names)
+            ]
             return files.frame(named)
 
 

@@ -1,4 +1,4 @@
-"""Opening files that strangers wrote: below the root, no symlinks, no devices, bounded, and hashed from what was opened.
+"""Opening files that strangers wrote: below the root, no symlinks, no devices, bounded, hashed from what was opened.
 
 Each folder is opened from its parent's descriptor, so that nothing can be swapped between check and use.
 """
@@ -7,7 +7,7 @@ import hashlib
 import os
 import re
 import stat
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable
 from contextlib import contextmanager
 from io import FileIO
 from pathlib import Path
@@ -22,7 +22,7 @@ _FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK  # non-blocki
 
 
 @contextmanager
-def open_folder(path: Path, root: Path | None) -> Iterator[int | Violation]:
+def open_folder(path: Path, root: Path | None) -> Generator[int | Violation]:
     """Yield a descriptor of the folder `path`, or why there is none.
 
     With a root, a relative path starts there, every part must match the pattern of names, and none may be a symlink;
@@ -98,8 +98,8 @@ def exists(folder: int, name: str) -> bool:
     """Say whether an open folder has an entry of this name, of any kind."""
     try:
         os.stat(name, dir_fd=folder, follow_symlinks=False)
-    except FileNotFoundError:
-        return False
+    except OSError:
+        return False  # opening it says why
     return True
 
 

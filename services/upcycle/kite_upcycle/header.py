@@ -122,7 +122,7 @@ def _layout(ordered: list[Entry], data_bytes: int) -> Iterator[Violation]:
 
 
 def build(entries: list[Entry]) -> bytes:
-    """Return length and JSON for entries in file order, padded so that the data is aligned; same entries, same bytes."""
+    """Return length and JSON for entries in file order, padded so that the data is aligned."""
     document: dict[str, object] = {METADATA: {"format": "pt"}}
     for entry in entries:
         fields = {"dtype": entry.dtype, "shape": list(entry.shape), "data_offsets": [entry.start, entry.stop]}

@@ -94,8 +94,8 @@ def _malformed(config: Mapping[str, JSON]) -> Iterator[Violation]:
         yield _field(config, "target_modules", expected="names, a simple pattern, or all-linear")
     for name, check in (("rank_pattern", _is_rank), ("alpha_pattern", _is_alpha)):
         pattern = config.get(name) or {}
-        sound = isinstance(pattern, dict) and all(map(check, pattern.values()))
-        if not sound or not _are_safe(list(pattern)):
+        sound = isinstance(pattern, dict) and all(map(check, pattern.values())) and _are_safe(list(pattern))
+        if not sound:
             yield _field(config, name, expected="simple patterns of module names, each with a positive number")
 
 
@@ -141,7 +141,9 @@ def _refused(config: Mapping[str, JSON]) -> Iterator[Violation]:
     if config.get("bias") not in (None, "none"):
         yield _field(config, "bias", expected="none", code=Code.UNSUPPORTED_FIELD)
     if not _is_plain_init(config.get("init_lora_weights")):
-        yield _field(config, "init_lora_weights", expected="one that leaves the base alone", code=Code.UNSUPPORTED_FIELD)
+        yield _field(
+            config, "init_lora_weights", expected="one that leaves the base alone", code=Code.UNSUPPORTED_FIELD
+        )
     for name, value in config.items():
         if value and name in _UNSUPPORTED:
             yield _field(config, name, expected="absent or false", code=Code.UNSUPPORTED_FIELD)

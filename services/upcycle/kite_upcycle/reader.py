@@ -4,7 +4,7 @@ Tensors are read here rather than by `safetensors.safe_open`, which opens the pa
 not be what is read.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from io import FileIO
@@ -40,7 +40,7 @@ class Tensors:
     sound: bool
 
     def load(self, name: str) -> "torch.Tensor":
-        """Read one tensor in its own shape and dtype (one of `SUPPORTED_DTYPES`); raises EOFError if the file shrank."""
+        """Read one tensor in its shape and dtype (one of `SUPPORTED_DTYPES`); raises EOFError if the file shrank."""
         import torch
 
         entry = self.entries[name]
@@ -71,7 +71,7 @@ class Findings:
 
 @dataclass(frozen=True)
 class Adapter:
-    """An adapter that is safe to read; whether it fits a base is for `verify` to say. Holds an open file: use `with`."""
+    """An adapter that is safe to read; whether it fits is for `verify` to say. Holds an open file: use `with`."""
 
     path: Path
     config: dict[str, strict.JSON]
@@ -122,7 +122,7 @@ def examine(path: Path, *, root: Path | None = None) -> Findings:
 
 
 @contextmanager
-def _opened(path: Path, root: Path | None) -> Iterator[tuple[dict[str, FileIO], list[Violation]]]:
+def _opened(path: Path, root: Path | None) -> Generator[tuple[dict[str, FileIO], list[Violation]]]:
     """Yield the open files by name, and what is wrong with the folder; a file that is popped outlives the block."""
     opened: dict[str, FileIO] = {}
     with files.open_folder(path, root) as folder:
@@ -183,7 +183,7 @@ def read_header(file: FileIO) -> tuple[header.Header | None, list[Violation]]:
 
 
 @contextmanager
-def one_thread() -> Iterator[None]:
+def one_thread() -> Generator[None]:
     """Run torch on one thread: two measured 3 to 9 times slower on such small matrices (two cores)."""
     import torch
 

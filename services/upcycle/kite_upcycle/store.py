@@ -7,7 +7,7 @@ import os
 import re
 import shutil
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -55,6 +55,16 @@ class StoreDamaged(KiteError):
         super().__init__(f"version {path} is damaged: {reason}", hint="check the disk; remove the folder, inject again")
         self.path = path
         self.reason = reason
+
+
+class IncompleteVersion(KiteError):
+    """The builder left something else than the files of a version; nothing was stored."""
+
+    code: ClassVar[str] = "incomplete_version"
+
+    def __init__(self, names: list[str]) -> None:
+        super().__init__(f"a version consists of {sorted(_CONTENTS)}, the builder left {names}")
+        self.names = names
 
 
 class MemberRecord(BaseModel):
@@ -154,7 +164,7 @@ class Store:
         (folder / MANIFEST_NAME).write_bytes(manifest.to_bytes())
         names = {path.name for path in folder.iterdir()}
         if names != _CONTENTS:
-            raise StoreDamaged(folder, f"a version consists of {sorted(_CONTENTS)}, not {sorted(names)}")
+            raise IncompleteVersion(sorted(names))
         for name in sorted(names):
             (folder / name).chmod(FILE_MODE)
             _sync(folder / name)
@@ -171,41 +181,48 @@ class Store:
         return Version(address, target, manifest)
 
     @contextmanager
-    def _fresh(self) -> Iterator[Path]:
+    def _fresh(self) -> Generator[Path]:
         """Yield an empty folder that no other process sweeps, and remove it unless it was renamed away."""
-        folder = self._incoming / uuid.uuid4().hex
-        folder.mkdir()
-        folder.chmod(FOLDER_MODE)
-        lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        folder, lock = self._claim()
         try:
-            fcntl.flock(lock, fcntl.LOCK_EX)
+            folder.chmod(FOLDER_MODE)
             yield folder
         finally:
             shutil.rmtree(folder, ignore_errors=True)
             os.close(lock)
 
+    def _claim(self) -> tuple[Path, int]:
+        """Make a folder and lock it; start over when another process swept it between the two."""
+        while True:
+            folder = self._incoming / uuid.uuid4().hex
+            folder.mkdir()
+            lock = _lock(folder)
+            if lock is not None:
+                return folder, lock
+
     def _sweep(self) -> None:
         for folder in self._incoming.iterdir():
-            with _unused(folder) as unused:
-                if unused:
-                    shutil.rmtree(folder, ignore_errors=True)
+            lock = _lock(folder)
+            if lock is not None:
+                shutil.rmtree(folder, ignore_errors=True)
+                os.close(lock)
 
 
-@contextmanager
-def _unused(folder: Path) -> Iterator[bool]:
-    """Say whether no living process builds in a folder, and keep it that way inside the block."""
+def _lock(folder: Path) -> int | None:
+    """Take the lock of a folder that is still there; None when a living process holds it. Death releases it."""
     try:
         lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     except OSError:
-        yield False
-        return
+        return None
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        yield True
     except BlockingIOError:
-        yield False
-    finally:
         os.close(lock)
+        return None
+    if folder.exists():
+        return lock
+    os.close(lock)
+    return None
 
 
 def _sync(path: Path) -> None:

@@ -4,7 +4,7 @@ import json
 import math
 from typing import TypeAlias, cast
 
-JSON: TypeAlias = "None | bool | int | float | str | list[JSON] | dict[str, JSON]"
+JSON: TypeAlias = "bool | int | float | str | list[JSON] | dict[str, JSON] | None"
 
 
 def parse(raw: bytes) -> JSON:

@@ -86,7 +86,7 @@ def share_ppm(parameters: int, base: Base) -> int:
 def _report(findings: Findings, base: Base, limits: Limits) -> Report:
     settings, violations = (None, []) if findings.config is None else lora.parse(findings.config)
     tensors = findings.tensors
-    entries = {} if tensors is None else tensors.entries
+    entries: Mapping[str, Entry] = {} if tensors is None else tensors.entries
     pairs, named = resolve(entries, base)
     violations = [*findings.violations, *violations, *named]
     violations += [found for pair in pairs for found in _check_pair(pair, base, settings)]
@@ -144,13 +144,13 @@ def _check_pair(pair: Pair, base: Base, settings: Lora | None) -> Iterator[Viola
         yield violation(Code.MISSING_PAIR, pair.module, expected="lora_A and lora_B", found=f"{present}, no {missing}")
     out_features, in_features = base.modules[pair.module]
     if pair.a is not None:
-        yield from _check_side(pair.a, pair.module, (0, 1), in_features, base, settings)
+        yield from _check_side(pair.a, pair.module, axes=(0, 1), features=in_features, base=base, settings=settings)
     if pair.b is not None:
-        yield from _check_side(pair.b, pair.module, (1, 0), out_features, base, settings)
+        yield from _check_side(pair.b, pair.module, axes=(1, 0), features=out_features, base=base, settings=settings)
 
 
 def _check_side(
-    entry: Entry, module: str, axes: tuple[int, int], features: int, base: Base, settings: Lora | None
+    entry: Entry, module: str, *, axes: tuple[int, int], features: int, base: Base, settings: Lora | None
 ) -> Iterator[Violation]:
     """Check one tensor whose rank and feature axes are `axes`: A is (rank, in), B is (out, rank)."""
     if entry.dtype not in SUPPORTED_DTYPES:
@@ -182,13 +182,13 @@ def _shape_violation(entry: Entry, axes: tuple[int, int], features: int) -> Viol
     return violation(Code.SHAPE, entry.name, expected=str(expected), found=str(list(entry.shape)))
 
 
-def _check_targets(
-    settings: Lora, entries: Mapping[str, Entry], pairs: list[Pair], base: Base
-) -> Iterator[Violation]:
+def _check_targets(settings: Lora, entries: Mapping[str, Entry], pairs: list[Pair], base: Base) -> Iterator[Violation]:
     for pair in pairs:
         if not settings.aims_at(pair.module):
             found = pair.module
-            yield violation(Code.OUTSIDE_TARGETS, pair.sides[0].name, expected="a module of target_modules", found=found)
+            yield violation(
+                Code.OUTSIDE_TARGETS, pair.sides[0].name, expected="a module of target_modules", found=found
+            )
     if isinstance(settings.targets, str):
         return
     carried = _endings(key.split(".lora_", 1)[0] for key in entries)
@@ -196,7 +196,9 @@ def _check_targets(
     for target in settings.targets:
         if target in offered and target not in carried:
             expected = "tensors for each target that the base has"
-            yield violation(Code.TARGET_WITHOUT_TENSORS, "target_modules", expected=expected, found=f"none for {target}")
+            yield violation(
+                Code.TARGET_WITHOUT_TENSORS, "target_modules", expected=expected, found=f"none for {target}"
+            )
 
 
 def _endings(paths: Iterable[str]) -> set[str]:
@@ -250,4 +252,4 @@ def _check_limits(rank: int, parameters: int, base: Base, limits: Limits) -> Ite
 def _notes(findings: Findings, base: Base) -> Iterator[str]:
     recorded = (findings.config or {}).get("base_model_name_or_path")
     if isinstance(recorded, str) and recorded and recorded.rstrip("/").rsplit("/", 1)[-1] not in base.names:
-        yield clip(f"trained on {recorded}, verified against {sorted(base.names)[0]}: names prove nothing, shapes fit or not")
+        yield clip(f"trained on {recorded}, verified against {min(base.names)}: names prove nothing, shapes fit or not")

@@ -1,6 +1,7 @@
 """`Bus`: what the rest of KITE sees of NATS JetStream."""
 
 from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import aclosing
 from functools import partial
 from types import TracebackType
 from typing import Self
@@ -115,9 +116,10 @@ class Bus:
         "Now" is when the first message is asked for: to miss none, read `stream()` first and pass its `last_seq`.
         """
         start = (await self.stream(stream)).last_seq if after_seq is None else after_seq
-        async for messages in self.pull(stream, start, filter_subject):
-            for message in messages:
-                yield message
+        async with aclosing(self.pull(stream, start, filter_subject)) as pulled:
+            async for messages in pulled:
+                for message in messages:
+                    yield message
 
     def work(
         self,

@@ -135,13 +135,27 @@ class Link:
             raise NotNow("disconnected") from error
 
     async def ask(self, subject: str, payload: bytes, wait_s: float = REQUEST_S) -> Msg:
-        """Send a request and return the answer. Raises NotNow when none comes."""
+        """Send a request and return the answer. Raises NotNow when none comes, at once when the connection breaks."""
         if self.nc.is_closed:
             raise BusClosed("the bus connection is closed")
+        broken: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+
+        def on_break(reason: str) -> None:
+            if not broken.done():
+                broken.set_result(reason)
+
+        self.watch(on_break)
+        request = asyncio.ensure_future(self.nc.request(subject, payload, timeout=wait_s))
         try:
-            return await self.nc.request(subject, payload, timeout=wait_s)
+            await asyncio.wait({request, broken}, return_when=asyncio.FIRST_COMPLETED)
+            if not request.done():
+                raise NotNow(broken.result())
+            return request.result()
         except nats.errors.Error as error:
             raise NotNow(str(error)) from error
+        finally:
+            self.unwatch(on_break)
+            request.cancel()
 
     async def patiently(self, call: Callable[[], Awaitable[Answer]]) -> Answer:
         """Try `call` again while it raises NotNow, at most TRIES times. Raises BusUnreachable then."""

@@ -96,16 +96,20 @@ def acked_prefix(outcomes: Sequence[Outcome]) -> list[PubAck]:
 class _Flight:
     """One message under way: resolved exactly once, by its answer, its deadline, or the end of the connection."""
 
-    def __init__(self, item: Outgoing, ack_s: float) -> None:
+    def __init__(self, item: Outgoing, ack_s: float, failures: list[Outcome]) -> None:
         loop = asyncio.get_running_loop()
         self.item = item
+        self._failures = failures  # of the burst, which stops at the first
         self.done: asyncio.Future[Outcome] = loop.create_future()
         self._timer = loop.call_later(ack_s, self.unanswered, f"no acknowledgement within {ack_s:g} s")
 
     def resolve(self, outcome: Outcome) -> None:
         self._timer.cancel()
-        if not self.done.done():
-            self.done.set_result(outcome)
+        if self.done.done():
+            return
+        self.done.set_result(outcome)
+        if isinstance(outcome, PublishFailed):
+            self._failures.append(outcome)
 
     def unanswered(self, why: str) -> None:
         self.resolve(PublishUnanswered(self.item.subject, self.item.msg_id, why))
@@ -172,8 +176,8 @@ class Publisher:
 
     async def _send(self, item: Outgoing, failures: list[Outcome]) -> _Flight:
         token = str(next(self._tokens))
-        flight = self._flights[token] = _Flight(item, self._ack_s)
-        flight.done.add_done_callback(lambda done: self._land(token, done.result(), failures))
+        flight = self._flights[token] = _Flight(item, self._ack_s, failures)
+        flight.done.add_done_callback(lambda _: self._land(token))
         try:
             reply = f"{self._inbox}.{token}"
             await self._link.send(item.subject, item.payload, reply=reply, headers=wire_headers(item))
@@ -183,11 +187,9 @@ class Publisher:
             flight.failed(str(error))
         return flight
 
-    def _land(self, token: str, outcome: Outcome, failures: list[Outcome]) -> None:
+    def _land(self, token: str) -> None:
         del self._flights[token]
         self._window.release()
-        if isinstance(outcome, PublishFailed):
-            failures.append(outcome)
 
     async def _on_ack(self, msg: Msg) -> None:
         flight = self._flights.get(msg.subject.rpartition(".")[2])

@@ -31,10 +31,13 @@ Progress: TypeAlias = Callable[[float, str], None]
 class EngineProcess:
     """One server process (and its children). Made by `start`; `stop` must be awaited, else it dies with its parent."""
 
-    def __init__(self, spec: EngineSpec, port: int, log: Path, process: asyncio.subprocess.Process) -> None:
+    def __init__(
+        self, spec: EngineSpec, port: int, log: Path, process: asyncio.subprocess.Process, *, log_start_bytes: int = 0
+    ) -> None:
         self.spec = spec
         self.port = port
         self.log = log
+        self._log_start_bytes = log_start_bytes  # what an earlier process wrote says nothing about this one
         self.url = f"http://{HOST}:{port}"
         self._process = process
 
@@ -59,6 +62,7 @@ class EngineProcess:
             traceparent=carrier.get("traceparent", ""),
         )
         with log.open("ab") as out:
+            written = out.tell()
             process = await asyncio.create_subprocess_exec(
                 *launch.command(argv, nice=NICENESS),
                 stdin=asyncio.subprocess.DEVNULL,
@@ -67,7 +71,7 @@ class EngineProcess:
                 env=environment(inherited, overlay),
                 start_new_session=True,
             )
-        return cls(spec, chosen, log, process)
+        return cls(spec, chosen, log, process, log_start_bytes=written)
 
     @property
     def pid(self) -> int:
@@ -94,7 +98,7 @@ class EngineProcess:
                 if elapsed_s >= deadline_s:
                     raise EngineLate("the start of the server", deadline_s)
                 if on_progress is not None:
-                    on_progress(elapsed_s, last_line(self.log))
+                    on_progress(elapsed_s, last_line(self.tail()))
                 await ended_within(self._process, POLL_S)
 
     async def stop(self, grace_s: float = STOP_S) -> int:
@@ -117,9 +121,15 @@ class EngineProcess:
             return False
         return any(held.status == psutil.CONN_LISTEN and held.laddr.port == self.port for held in sockets)
 
+    def tail(self) -> str:
+        """Return the end of what this process wrote, at most TAIL_BYTES."""
+        with self.log.open("rb") as file:
+            file.seek(max(self._log_start_bytes, self.log.stat().st_size - TAIL_BYTES))
+            return file.read().decode(errors="replace")
+
     def died(self) -> EngineDied:
         """Return the error that says why it ended, read from the end of its log."""
-        text = tail(self.log)
+        text = self.tail()
         code = self.exit_code or 0
         reason, sentence = death(code, text)
         return EngineDied(code, reason, sentence, text)
@@ -132,18 +142,9 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def tail(log: Path) -> str:
-    """Return the last TAIL_BYTES of a log, empty if there is none."""
-    if not log.is_file():
-        return ""
-    with log.open("rb") as file:
-        file.seek(max(0, log.stat().st_size - TAIL_BYTES))
-        return file.read().decode(errors="replace")
-
-
-def last_line(log: Path) -> str:
-    """Return the last line of a log that is not empty."""
-    return next((line.strip() for line in reversed(tail(log).splitlines()) if line.strip()), "")
+def last_line(text: str) -> str:
+    """Return the last line that is not empty."""
+    return next((line.strip() for line in reversed(text.splitlines()) if line.strip()), "")
 
 
 def members(group: int) -> list[int]:

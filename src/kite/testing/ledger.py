@@ -73,7 +73,9 @@ def forge(url: str, pos: int, raw: bytes, *, rehashed: bool) -> None:
     connection.execute("UPDATE ledger SET raw = ? WHERE pos = ?", (raw, pos))
     if rehashed:
         rows = [Row(*values) for values in connection.execute("SELECT * FROM ledger ORDER BY pos")]
-        connection.executemany("UPDATE ledger SET hash = ? WHERE pos = ?", [(row.hash, row.pos) for row in rehash(rows)])
+        connection.executemany(
+            "UPDATE ledger SET hash = ? WHERE pos = ?", [(row.hash, row.pos) for row in rehash(rows)]
+        )
     for _, statement in triggers:
         connection.execute(statement)
     connection.execute("COMMIT")
@@ -97,7 +99,9 @@ class LedgerContract:
             assert (ledger.head.pos, ledger.head.hash, ledger.head.ledger_us) == (6, appended[-1].hash, 61)
 
     def test_a_row_is_its_draft_byte_for_byte(self, url: str) -> None:
-        odd = replace(draft(1), raw=bytes(range(256)), subject="näh/\x00e", occurred_us=-1, event_id="ключ", trace_id="t")
+        odd = replace(
+            draft(1), raw=bytes(range(256)), subject="näh/\x00e", occurred_us=-1, event_id="ключ", trace_id="t"
+        )
         with Ledger.open(url) as ledger:
             ledger.append([odd])
             (row,) = ledger.rows()

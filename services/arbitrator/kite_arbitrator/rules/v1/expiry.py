@@ -28,9 +28,11 @@ def expire(state: State, row: Row) -> Iterator[Draft]:
 def _expired(state: State, row: Row, order: OpenOrder, reason: Reason) -> Draft:
     open_us = state.now_us - order.issued_us
     rule = at_most("order.open_us", open_us, order.expires_us - order.issued_us)
+    _, service, kind, _ = order.type.split(".")
     data = OrderExpired(
         order=order.id,
-        kind=order.type.split(".")[2],
+        service=service,
+        kind=kind,
         target=order.target,
         node=order.node,
         why=why(state, row, reason, rules=[rule]),

@@ -1,0 +1,40 @@
+"""One order that is being carried out, with all that its steps need."""
+
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Generic, TypeVar
+
+from kite_schemas.why import Outcome
+from kite_schemas.yoco import InstanceOrder
+from kite_yoco.instances import Instance, Instances
+
+OrderT_co = TypeVar("OrderT_co", bound=InstanceOrder, covariant=True)
+
+Tell = Callable[[Outcome], Awaitable[None]]
+"""Publishes a fact that the order brought about, before its last one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a yoco works: its instances, the folder of their logs, the adapters, the probes of its proofs."""
+
+    instances: Instances
+    logs: Path
+    adapter_root: Path
+    probes: Sequence[str]
+
+
+@dataclass(frozen=True, slots=True)
+class Duty(Generic[OrderT_co]):
+    """An order, the instance it is about, the place, and the way to tell what happens."""
+
+    order: OrderT_co
+    instance: Instance
+    place: Place
+    tell: Tell
+
+    @property
+    def log_file(self) -> Path:
+        """The file of the engine's output."""
+        return self.place.logs / f"{self.instance.id}.log"

@@ -1,0 +1,152 @@
+"""The instances of this node: which process each has, which state it is in, and who notices when one dies."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import structlog
+
+from kite.clock import mono_us
+from kite.engine import Engine, EngineDied, EngineError, EngineProcess, EngineUnreachable
+from kite.errors import KiteError
+from kite_schemas.yoco import EngineSpec, InstanceChanged, State
+from kite_yoco import core
+from kite_yoco.lifecycle import Event, step
+
+STOP_GRACE_S = 10.0  # vLLM takes 1-3 s; what is left then is killed
+DEATH_S = 1.0  # a connection breaks a moment before the process can be waited for
+DIED = "engine_died"
+
+log: structlog.stdlib.BoundLogger = structlog.get_logger()
+
+Report = Callable[[InstanceChanged], Awaitable[None]]
+"""Publishes a fact that no order brought about."""
+
+
+@dataclass(slots=True)
+class Instance:
+    """One instance; `lock` is held while an order about it is carried out, `stage` says how far that one is."""
+
+    id: str
+    node: str
+    state: State = State.ABSENT
+    stage: str = ""
+    noise_micronats: int = 0
+    process: EngineProcess | None = None
+    client: Engine | None = None
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+    @property
+    def running(self) -> EngineProcess:
+        """The process. Raises EngineUnreachable without one."""
+        if self.process is None:
+            raise EngineUnreachable(f"{self.id} has no process")
+        return self.process
+
+    @property
+    def engine(self) -> Engine:
+        """The client of the process, its connections kept open. Raises EngineUnreachable without one."""
+        if self.client is None:
+            raise EngineUnreachable(f"{self.id} has no process")
+        return self.client
+
+    @property
+    def lives(self) -> bool:
+        """Whether there is a process, with a client, that has not ended."""
+        return self.process is not None and self.client is not None and self.process.exit_code is None
+
+    @property
+    def base(self) -> str:
+        """The served name of the base. Raises EngineUnreachable without a process."""
+        return self.running.spec.served_name
+
+    def move(self, event: Event) -> None:
+        """Take a step. Raises WrongState, and then nothing has changed."""
+        self.state = step(self.id, self.state, event)
+
+    def change(self, event: Event, code: str, began_us: int, message: str = "") -> InstanceChanged:
+        """Take a step that began at `began_us` (monotonic) and return the fact that says so. Raises WrongState."""
+        before = self.state
+        self.move(event)
+        return InstanceChanged(
+            instance=self.id,
+            node=self.node,
+            from_state=before,
+            to_state=self.state,
+            code=code,
+            message=core.fitted(message),
+            duration_us=mono_us() - began_us,
+        )
+
+    async def spawn(self, spec: EngineSpec, log_file: Path, env: dict[str, str]) -> None:
+        """Start the process; it is not healthy yet."""
+        self.process = await EngineProcess.start(spec, log=log_file, env=env)
+        self.client = Engine(self.process.url)
+
+    async def end(self) -> None:
+        """End the process with all its children and forget it. Raises EngineLate when the kernel does not."""
+        process, client, self.client = self.process, self.client, None
+        if client is not None:
+            await client.close()
+        if process is not None:
+            await process.stop(STOP_GRACE_S)
+            self.process = None
+
+    async def cause(self, error: KiteError) -> KiteError:
+        """Return the death of the process when that is what is behind an engine's error, else the error."""
+        if self.process is None or not isinstance(error, EngineError) or isinstance(error, EngineDied):
+            return error
+        with suppress(TimeoutError):
+            async with asyncio.timeout(DEATH_S):
+                await self.process.wait()
+        return error if self.process.exit_code is None else self.process.died()
+
+
+class Instances:
+    """All instances by id. Processes are watched from `spawn` to `end`."""
+
+    def __init__(self, node: str, report: Report) -> None:
+        self.closing = False
+        self._node = node
+        self._report = report
+        self._known: dict[str, Instance] = {}
+        self._watchers: set[asyncio.Task[None]] = set()
+
+    def __iter__(self) -> Iterator[Instance]:
+        return iter(self._known.values())
+
+    def get(self, name: str) -> Instance:
+        """Return the instance; one that was never heard of is absent."""
+        return self._known.setdefault(name, Instance(name, self._node))
+
+    def watch(self, instance: Instance) -> None:
+        """Report the end of the instance's process when nobody ordered it."""
+        task = asyncio.create_task(self._watch(instance, instance.running))
+        self._watchers.add(task)
+        task.add_done_callback(self._watchers.discard)
+
+    async def _watch(self, instance: Instance, process: EngineProcess) -> None:
+        await process.wait()
+        async with instance.lock:  # an order under way notices for itself, and says so as its outcome
+            if self.closing or instance.process is not process:
+                return
+            died = process.died()
+            log.warning("engine_died", instance=instance.id, exit_code=died.exit_code, reason=died.reason)
+            fact = instance.change(Event.FAILED, DIED, mono_us(), str(died))
+            await self._report(fact)
+            await instance.end()
+
+    async def close(self) -> None:
+        """Stop watching and end every process at once; what cannot be ended is logged."""
+        self.closing = True
+        for task in self._watchers:
+            task.cancel()
+        await asyncio.gather(*(self._close(instance) for instance in self if instance.process is not None))
+
+    async def _close(self, instance: Instance) -> None:
+        try:
+            await instance.end()
+        except EngineError as error:
+            log.error("engine_left", instance=instance.id, error=str(error), hint=error.hint)

@@ -1,0 +1,78 @@
+"""After a step that failed: bring the instance to a state that can be told, and tell it."""
+
+import asyncio
+
+import structlog
+
+from kite.engine import EngineError
+from kite.errors import KiteError
+from kite_schemas.yoco import OrderFailed, OrderRefused, State
+from kite_yoco import core
+from kite_yoco.instances import Instance
+from kite_yoco.lifecycle import Event, WrongState
+
+RECOVER_S = 5.0  # to pause or resume once more; the order is late already
+
+log: structlog.stdlib.BoundLogger = structlog.get_logger()
+
+
+def refused(instance: Instance, error: WrongState) -> OrderRefused:
+    """Return the outcome of an order that was not begun."""
+    return OrderRefused(instance=instance.id, code=error.code, message=core.fitted(str(error)), done=True)
+
+
+async def failed(instance: Instance, error: KiteError) -> OrderFailed:
+    """Recover, and return the outcome of an order that could not be finished."""
+    stage = instance.stage
+    cause = await instance.cause(error)
+    await recover(instance)
+    return told(instance, stage, cause)
+
+
+def told(instance: Instance, stage: str, error: KiteError) -> OrderFailed:
+    """Return the outcome of a failed order, the instance being where it is."""
+    hint = f" ({error.hint})" if error.hint else ""
+    return OrderFailed(
+        instance=instance.id,
+        state=instance.state,
+        stage=stage,
+        code=error.code,
+        message=core.fitted(f"{error}{hint}"),
+    )
+
+
+async def recover(instance: Instance) -> None:
+    """Leave no half-done step: a wake is undone, a pause is undone, a start is ended. What cannot be is failed."""
+    if instance.state in (State.ABSENT, State.FAILED):
+        await end(instance)
+    elif core.is_lost(instance.state, lives=instance.lives):
+        await give_up(instance)
+    else:
+        try:
+            async with asyncio.timeout(RECOVER_S):
+                await undo(instance)
+        except (EngineError, TimeoutError):
+            await give_up(instance)
+
+
+async def undo(instance: Instance) -> None:
+    """Undo what a wake or a pause may have done. Raises EngineError."""
+    if instance.state is State.WAKING:
+        await instance.engine.pause()
+        instance.move(Event.RETURNED)
+    elif instance.state is State.DRAINING:
+        await instance.engine.resume()
+
+
+async def give_up(instance: Instance) -> None:
+    """Call the instance failed, and end what is left of its process."""
+    instance.move(Event.FAILED)
+    await end(instance)
+
+
+async def end(instance: Instance) -> None:
+    """End the process; one that the kernel does not end is logged, and the next start tries again."""
+    try:
+        await instance.end()
+    except EngineError as error:
+        log.error("engine_left", instance=instance.id, error=str(error), hint=error.hint)

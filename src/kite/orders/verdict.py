@@ -1,0 +1,55 @@
+"""What is to be done with an order whose turn has come: one pure function of the journal's entry and the time."""
+
+from enum import StrEnum
+from typing import NamedTuple
+
+from kite.clock import US_PER_S
+from kite.orders.journal import Entry, State
+from kite_schemas.why import Order
+
+GRACE_US = US_PER_S
+"""By how much the clocks of the broker and of a node may differ before an order is called late."""
+
+ATTEMPTS_MAX = 5
+"""An order that cut its worker off so often is given up: it may be what ends the worker."""
+
+
+class Step(StrEnum):
+    """What the worker does next."""
+
+    BEGIN = "begin"
+    RESUME = "resume"
+    REPUBLISH = "republish"
+    GIVE_UP = "give_up"
+    REFUSE = "refuse"
+
+
+class Verdict(NamedTuple):
+    """A step, and why when it is a refusal (nothing was begun) or a giving up (a failure has to be told)."""
+
+    step: Step
+    code: str = ""
+
+
+def deadline_us(published_us: int, order: Order) -> int:
+    """Return the wall time after which an order, published at that broker time, is late."""
+    return published_us + order.ttl_us + GRACE_US
+
+
+def decide(entry: Entry | None, *, expired: bool, now_us: int, until_us: int) -> Verdict:
+    """Judge an order by what the journal knows of it, whether the arbitrator gave it up, and its deadline."""
+    code = "expired" if expired else "late"
+    over = expired or now_us > until_us
+    match entry and entry.state:
+        case None:
+            return Verdict(Step.REFUSE, code) if over else Verdict(Step.BEGIN)
+        case State.DROPPED:
+            return Verdict(Step.REFUSE, "expired")
+        case State.DONE:
+            return Verdict(Step.REPUBLISH)
+        case State.BEGUN if over:
+            return Verdict(Step.GIVE_UP, code)
+        case State.BEGUN if entry is not None and entry.attempt >= ATTEMPTS_MAX:
+            return Verdict(Step.GIVE_UP, "attempts_exhausted")
+        case State.BEGUN:
+            return Verdict(Step.RESUME)

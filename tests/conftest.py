@@ -1,0 +1,81 @@
+"""What the whole run shares: one tiny base, one fake server, one real vLLM (started when the first test asks)."""
+
+import asyncio
+import importlib.util
+import os
+from collections.abc import Generator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from kite.engine import EngineProcess, EngineSpec
+from kite.engine.process import members
+from kite.testing import bases
+from kite.testing.engine import START_S, Adapters, make_adapters, tiny_spec
+from kite.testing.fake.collector import Collector
+from kite.testing.llama import Llama
+
+
+@pytest.fixture(scope="session")
+def tiny_base() -> Path:
+    """The folder of the tiny base."""
+    return bases.tiny(bases.cache())
+
+
+@pytest.fixture(scope="session")
+def tiny_adapters(tmp_path_factory: pytest.TempPathFactory, tiny_base: Path) -> Adapters:
+    """Adapters for the tiny base, good and bad."""
+    return make_adapters(tmp_path_factory.mktemp("adapters"), tiny_base)
+
+
+@pytest.fixture(scope="session")
+def tiny_model(tiny_base: Path) -> Llama:
+    """The tiny base in plain torch."""
+    return Llama.load(tiny_base)
+
+
+@pytest.fixture(scope="session")
+def collector() -> Generator[Collector]:
+    """A receiver of the spans of both servers."""
+    with Collector() as collector:
+        yield collector
+
+
+@contextmanager
+def running(spec: EngineSpec, log: Path, collector: Collector) -> Generator[EngineProcess]:
+    """Give a healthy server; at the end nothing of it may be left.
+
+    It has an event loop of its own, since it outlives the loops of single tests.
+    """
+    env = {**os.environ, "OTEL_EXPORTER_OTLP_ENDPOINT": collector.url}
+    with asyncio.Runner(loop_factory=asyncio.new_event_loop) as runner:
+        process = runner.run(EngineProcess.start(spec, log=log, env=env))
+        try:
+            runner.run(process.wait_healthy(START_S))
+            yield process
+        finally:
+            runner.run(process.stop())
+    assert members(process.pid) == []
+
+
+@pytest.fixture(scope="session")
+def fake_server(
+    tiny_base: Path, tmp_path_factory: pytest.TempPathFactory, collector: Collector
+) -> Generator[EngineProcess]:
+    """A running fake with the tiny base."""
+    log = tmp_path_factory.mktemp("fake") / "engine.log"
+    with running(tiny_spec("fake", tiny_base), log, collector) as process:
+        yield process
+
+
+@pytest.fixture(scope="session")
+def vllm_server(
+    tiny_base: Path, tmp_path_factory: pytest.TempPathFactory, collector: Collector
+) -> Generator[EngineProcess]:
+    """A running vLLM on CPU with the tiny base (about 30 s to start)."""
+    if importlib.util.find_spec("vllm") is None:
+        pytest.skip("vLLM is not installed")
+    log = tmp_path_factory.mktemp("vllm") / "engine.log"
+    with running(tiny_spec("vllm", tiny_base), log, collector) as process:
+        yield process

@@ -1,0 +1,242 @@
+"""Blending by concatenation, held against a dense float64 oracle: exact, in any order, byte for byte the same."""
+
+import math
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from kite_upcycle import zoo
+from kite_upcycle.base import Base
+from kite_upcycle.blend import Member, MemberChanged, RankExceeded, Unblendable, concatenate
+from kite_upcycle.reader import digest, read
+from kite_upcycle.store import Store, served_name
+from kite_upcycle.verify import Limits, verify
+
+from kite.errors import UsageError
+
+if TYPE_CHECKING:
+    import torch
+
+RELATIVE_ERROR_MAX = 1e-3
+WIDE = Limits(max_lora_rank=512, params_share_max_ppm=100_000_000)
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Base:
+    return Base.load(zoo.write_base(tmp_path_factory.mktemp("bases") / "tiny"))
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """One member as drawn: everything the scale of a module can depend on."""
+
+    rank: int
+    alpha: float
+    weight_ppm: int
+    rslora: bool = False
+    dtype: str = "bfloat16"
+    targets: tuple[str, ...] = zoo.ATTENTION
+    ranks: tuple[tuple[str, int], ...] = ()
+    alphas: tuple[tuple[str, float], ...] = ()
+
+    def write(self, folder: Path, seed: int) -> Member:
+        zoo.write_adapter(
+            folder,
+            rank=self.rank,
+            targets=self.targets,
+            dtype=self.dtype,
+            seed=seed,
+            ranks=dict(self.ranks),
+            config={"lora_alpha": self.alpha, "use_rslora": self.rslora, "alpha_pattern": dict(self.alphas)},
+        )
+        return Member(folder, self.weight_ppm, digest(folder))
+
+    def scale(self, leaf: str) -> float:
+        rank = dict(self.ranks).get(leaf, self.rank)
+        alpha = dict(self.alphas).get(leaf, self.alpha)
+        return self.weight_ppm / 1_000_000 * alpha / (math.sqrt(rank) if self.rslora else rank)
+
+
+def product(folder: Path, module: str) -> "torch.Tensor | None":
+    with read(folder) as adapter:
+        if zoo.key(module, "A") not in adapter.tensors.entries:
+            return None
+        a, b = (adapter.tensors.load(zoo.key(module, side)).double() for side in "AB")
+        return b @ a
+
+
+def oracle(recipes: Sequence[Recipe], members: Sequence[Member], module: str) -> "torch.Tensor":
+    leaf = module.rsplit(".", 1)[-1]
+    terms = [
+        (recipe.scale(leaf), product(member.path, module)) for recipe, member in zip(recipes, members, strict=True)
+    ]
+    import torch
+
+    return sum((scale * term for scale, term in terms if term is not None), torch.zeros(1, dtype=torch.float64))
+
+
+def relative_error(folder: Path, recipes: Sequence[Recipe], members: Sequence[Member]) -> float:
+    """Return the largest relative Frobenius error of any module."""
+    targets = {leaf for recipe in recipes for leaf in recipe.targets}
+    errors: list[float] = []
+    for layer in range(zoo.TINY.layers):
+        for leaf in targets:
+            module = zoo.module_path(layer, leaf)
+            expected, found = oracle(recipes, members, module), product(folder, module)
+            assert found is not None
+            errors.append(float((found - expected).norm() / expected.norm()))
+    return max(errors)
+
+
+LEAVES = zoo.ATTENTION + zoo.FEED_FORWARD
+
+
+@st.composite
+def recipes(draw: st.DrawFn) -> list[Recipe]:
+    count = draw(st.integers(1, 4))
+    return [
+        Recipe(
+            rank=draw(st.integers(1, 8)),
+            alpha=draw(st.one_of(st.integers(1, 64), st.floats(0.01, 100))),
+            weight_ppm=draw(st.integers(10_000, 1_000_000 // count)),
+            rslora=draw(st.booleans()),
+            dtype=draw(st.sampled_from(["bfloat16", "float16", "float32"])),
+            targets=tuple(draw(st.lists(st.sampled_from(LEAVES), min_size=1, max_size=4, unique=True))),
+            ranks=tuple(draw(st.dictionaries(st.sampled_from(LEAVES), st.integers(1, 12), max_size=2)).items()),
+            alphas=tuple(draw(st.dictionaries(st.sampled_from(LEAVES), st.integers(1, 32), max_size=2)).items()),
+        )
+        for _ in range(count)
+    ]
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(drawn=recipes(), seed=st.integers(0, 1_000))
+def test_a_blend_is_the_weighted_sum_of_its_members_in_any_order(drawn: list[Recipe], seed: int, base: Base) -> None:
+    with tempfile.TemporaryDirectory() as name:
+        root = Path(name)
+        members = [recipe.write(root / f"m{index}", seed + index) for index, recipe in enumerate(drawn)]
+        for folder in ("forth", "back"):
+            (root / folder).mkdir()
+
+        blend = concatenate(members, root / "forth", base=base, max_lora_rank=512)
+        concatenate(members[::-1], root / "back", base=base, max_lora_rank=512)
+
+        assert relative_error(root / "forth", drawn, members) <= RELATIVE_ERROR_MAX
+        assert digest(root / "forth") == digest(root / "back")
+        report = verify(root / "forth", base, WIDE)
+        assert report.accepted, report.violations
+        assert (report.rank, report.parameters, report.share_ppm, report.modules) == (
+            blend.rank,
+            blend.parameters,
+            blend.share_ppm,
+            blend.modules,
+        )
+
+
+def test_one_whole_member_keeps_its_values(tmp_path: Path, base: Base) -> None:
+    recipe = Recipe(rank=4, alpha=8, weight_ppm=1_000_000)  # scale 2: a power of two costs no rounding at all
+    member = recipe.write(tmp_path / "m", 1)
+    (tmp_path / "out").mkdir()
+    assert concatenate([member], tmp_path / "out", base=base, max_lora_rank=4).rank == 4
+    assert relative_error(tmp_path / "out", [recipe], [member]) < 1e-6
+
+
+@pytest.mark.parametrize("alpha", [1e-7, 1.0, 1e6])
+def test_extreme_scales_stay_exact(alpha: float, tmp_path: Path, base: Base) -> None:
+    drawn = [Recipe(rank=2, alpha=alpha, weight_ppm=10_000), Recipe(rank=3, alpha=alpha, weight_ppm=900_000)]
+    members = [recipe.write(tmp_path / str(index), index) for index, recipe in enumerate(drawn)]
+    (tmp_path / "out").mkdir()
+    concatenate(members, tmp_path / "out", base=base, max_lora_rank=8)
+    assert relative_error(tmp_path / "out", drawn, members) <= RELATIVE_ERROR_MAX
+
+
+def test_members_with_different_modules_share_the_rank(tmp_path: Path, base: Base) -> None:
+    drawn = [
+        Recipe(rank=4, alpha=8, weight_ppm=500_000, targets=("q_proj",)),
+        Recipe(rank=8, alpha=8, weight_ppm=500_000, targets=("v_proj", "down_proj")),
+    ]
+    members = [recipe.write(tmp_path / str(index), index) for index, recipe in enumerate(drawn)]
+    (tmp_path / "out").mkdir()
+
+    blend = concatenate(members, tmp_path / "out", base=base, max_lora_rank=8)
+
+    assert (blend.rank, blend.modules, blend.residual_ppm) == (8, 6, 0)
+    assert relative_error(tmp_path / "out", drawn, members) <= RELATIVE_ERROR_MAX
+    with read(tmp_path / "out") as adapter:
+        assert adapter.config["target_modules"] == ["down_proj", "q_proj", "v_proj"]
+        assert adapter.config["lora_alpha"] == adapter.config["r"] == 8
+        assert adapter.config["rank_pattern"] == adapter.config["alpha_pattern"] == {}
+        assert {entry.dtype for entry in adapter.tensors.entries.values()} == {"F16"}
+
+
+def test_an_adapter_of_some_layers_stays_in_them(tmp_path: Path, base: Base) -> None:
+    zoo.write_adapter(tmp_path / "m", layers=[1], targets=["q_proj"])
+    (tmp_path / "out").mkdir()
+    concatenate(
+        [Member(tmp_path / "m", 1_000_000, digest(tmp_path / "m"))], tmp_path / "out", base=base, max_lora_rank=8
+    )
+    with read(tmp_path / "out") as adapter:
+        assert adapter.config["target_modules"] == [zoo.module_path(1, "q_proj")]
+
+
+def test_a_blend_is_readable_by_the_ordinary_library(tmp_path: Path, base: Base) -> None:
+    from safetensors import safe_open
+
+    member = Recipe(rank=3, alpha=5, weight_ppm=700_000, dtype="float32").write(tmp_path / "m", 1)
+    (tmp_path / "out").mkdir()
+    concatenate([member], tmp_path / "out", base=base, max_lora_rank=8)
+    with safe_open(tmp_path / "out" / "adapter_model.safetensors", "pt") as file:  # type: ignore[no-untyped-call]
+        assert file.get_tensor(zoo.FIRST).shape == (3, zoo.TINY.hidden)
+
+
+def test_too_high_a_rank_is_refused_with_what_would_help(tmp_path: Path, base: Base) -> None:
+    members = [Recipe(rank=8, alpha=8, weight_ppm=1).write(tmp_path / str(seed), seed) for seed in range(3)]
+    with pytest.raises(RankExceeded, match="rank 24, the servers hold 16") as caught:
+        concatenate(members, tmp_path, base=base, max_lora_rank=16)
+    assert "--max-lora-rank 32" in caught.value.hint
+    assert "fewer members" in caught.value.hint
+
+
+def test_impossible_members_are_refused(tmp_path: Path, base: Base) -> None:
+    member = Recipe(rank=4, alpha=8, weight_ppm=500_000).write(tmp_path / "m", 1)
+    other = Recipe(rank=4, alpha=8, weight_ppm=500_001).write(tmp_path / "o", 2)
+    for wrong in ([], [member, member], [member, other], [Member(member.path, 0, member.digest)]):
+        with pytest.raises(UsageError):
+            concatenate(wrong, tmp_path, base=base, max_lora_rank=16)
+
+    zoo.edit_config(member.path, lora_alpha=9)
+    with pytest.raises(MemberChanged):
+        concatenate([member], tmp_path, base=base, max_lora_rank=16)
+
+
+@pytest.mark.parametrize("name", ["a smaller sibling's", "int8", "no B", "DoRA", "wrong prefix, serves the base"])
+def test_an_unverified_member_is_refused(name: str, tmp_path: Path, base: Base) -> None:
+    folder = zoo.write_adapter(tmp_path / "m")
+    zoo.DEFECTS[name].spoil(folder)
+    with pytest.raises(Unblendable):
+        concatenate([Member(folder, 1_000_000, digest(folder))], tmp_path, base=base, max_lora_rank=16)
+
+
+def test_a_blend_goes_into_the_store_and_comes_out_as_one_version(tmp_path: Path, base: Base) -> None:
+    drawn = [Recipe(rank=4, alpha=8, weight_ppm=600_000), Recipe(rank=4, alpha=16, weight_ppm=300_000, rslora=True)]
+    members = [recipe.write(tmp_path / str(index), index) for index, recipe in enumerate(drawn)]
+    store = Store(tmp_path / "store")
+
+    version = store.put(lambda folder: concatenate(members, folder, base=base, max_lora_rank=16).manifest(base.digest))
+    again = store.put(
+        lambda folder: concatenate(members[::-1], folder, base=base, max_lora_rank=16).manifest(base.digest)
+    )
+
+    assert again == version
+    assert {record.digest: record.weight_ppm for record in version.manifest.members} == {
+        member.digest: member.weight_ppm for member in members
+    }
+    assert version.manifest.rank == 8
+    assert verify(version.path, base, WIDE).digest == version.digest
+    assert served_name("risk", version.digest).startswith("risk@")
+    assert relative_error(version.path, drawn, members) <= RELATIVE_ERROR_MAX
