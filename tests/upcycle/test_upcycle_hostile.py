@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+
 from kite_upcycle import zoo
 from kite_upcycle.base import Base
 from kite_upcycle.header import LENGTH_BYTES, MAX_HEADER_BYTES
@@ -180,7 +181,7 @@ def test_headers_with_duplicate_names_or_without_end_are_refused(folder: Path) -
 
 
 def test_the_number_of_tensors_is_bounded(folder: Path) -> None:
-    many = {f"t{number}": {} for number in range(65_537)}
+    many: dict[str, dict[str, object]] = {f"t{number}": {} for number in range(65_537)}
     join(folder, json.dumps(many).encode(), b"")
     assert refusal(folder) == {Code.TENSOR_COUNT}
 

@@ -8,6 +8,8 @@ import textwrap
 from pathlib import Path
 
 import pytest
+
+from kite.errors import MissingPath, UsageError
 from kite_upcycle import zoo
 from kite_upcycle.reader import digest
 from kite_upcycle.store import (
@@ -19,8 +21,6 @@ from kite_upcycle.store import (
     StoreFull,
     served_name,
 )
-
-from kite.errors import MissingPath, UsageError
 
 MANIFEST = Manifest(
     members=(MemberRecord(digest="a" * 64, weight_ppm=300_000),),

@@ -4,12 +4,12 @@ import json
 from pathlib import Path
 
 import pytest
-from kite_upcycle import zoo
+
+from kite.errors import MissingPath
+from kite_upcycle import violations, zoo
 from kite_upcycle.base import Base, UnreadableBase
 from kite_upcycle.verify import Limits, Report, share_ppm, verify
 from kite_upcycle.violations import MAX_VIOLATIONS, Code
-
-from kite.errors import MissingPath
 
 WIDE = Limits(max_lora_rank=16, params_share_max_ppm=1_000_000)  # adapters are large beside a tiny base
 
@@ -45,6 +45,17 @@ def test_a_defect_is_refused_with_its_code_and_no_other(name: str, tmp_path: Pat
     report = verify(folder, base, WIDE)
 
     assert codes(report) == {zoo.DEFECTS[name].code}, "\n".join(map(str, report.violations))
+
+
+def test_every_clause_of_the_contract_has_a_defect() -> None:
+    text = Path(violations.__file__).read_text()
+    contract = text[text.index("# Configuration") : text.index("# The report's own bound")]
+    listed = {code for code in Code if f'"{code}"' in contract}
+    assert listed - {defect.code for defect in zoo.DEFECTS.values()} == {
+        Code.CONFIG_JSON,  # test_upcycle_hostile.py
+        Code.RANK_LIMIT,  # the next test
+        Code.PARAMS_SHARE,
+    }
 
 
 def test_rank_and_share_are_bounded_by_the_limits(tmp_path: Path, base: Base) -> None:
@@ -149,18 +160,16 @@ def test_a_report_stays_bounded(tmp_path: Path, base: Base) -> None:
 
 
 def test_base_counts_tied_embeddings_once_and_reads_shards(tmp_path: Path) -> None:
-    from safetensors.torch import load_file, save_file
-
     whole = zoo.write_base(tmp_path / "whole")
     one = Base.load(whole)
-    tensors = load_file(whole / "model.safetensors")
+    tensors = zoo.load_tensors(whole / "model.safetensors")
     tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"].clone()
     names = sorted(tensors)
     split = tmp_path / "split"
     split.mkdir()
     (split / "config.json").write_bytes((whole / "config.json").read_bytes())
-    save_file({name: tensors[name] for name in names[::2]}, split / "model-1.safetensors")
-    save_file({name: tensors[name] for name in names[1::2]}, split / "model-2.safetensors")
+    zoo.save_tensors({name: tensors[name] for name in names[::2]}, split / "model-1.safetensors")
+    zoo.save_tensors({name: tensors[name] for name in names[1::2]}, split / "model-2.safetensors")
     weight_map = {name: f"model-{1 + index % 2}.safetensors" for index, name in enumerate(names)}
     (split / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
 

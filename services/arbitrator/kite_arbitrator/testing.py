@@ -1,8 +1,10 @@
 """A fleet that exists only as facts: a test says what happened, and sees what the core decides."""
 
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import Any, TypeVar
 from uuid import UUID, uuid5
+
+from pydantic import JsonValue
 
 from kite_arbitrator import core, shipped
 from kite_arbitrator.state import Row, State
@@ -26,6 +28,7 @@ from kite_schemas.yoco import (
     InstanceReady,
     NodeRegistered,
     OrderRequested,
+    Path,
     SleepMode,
 )
 from kite_schemas.yoco import (
@@ -97,7 +100,7 @@ class Story:
         """Create the ledger, set the shipped policy with one pool, register the node."""
         self.tell(Created(ledger=LEDGER, format=core.FORMAT), "ledger/fleet")
         self.tell(ChangeRequested(actor="test", policy=shipped.policy()), "policy/fleet")
-        pool = {
+        pool: dict[str, JsonValue] = {
             "node": NODE,
             "base_path": "/bases/tiny",
             "base_digest": digest_of("base"),
@@ -156,7 +159,7 @@ class Story:
                 done=True,
                 instance=instance,
                 node=NODE,
-                path=path,
+                path=Path(path),
                 pid=1,
                 endpoint=f"http://127.0.0.1:{9000 + int(instance[-1])}",
                 versions=versions,
@@ -181,7 +184,7 @@ class Story:
                 self.change(name, "draining", "asleep", "paused", done=True)
         return self
 
-    def inject(self, name: str, *, blend: str = "risk", **fields: object) -> str:
+    def inject(self, name: str, *, blend: str = "risk", **fields: Any) -> str:
         """Request an injection; return the request's id."""
         request = InjectionRequested(actor="test", blend=blend, adapter=adapter(name), base=BASE, **fields)
         self.tell(request, f"blend/{blend}")
@@ -242,7 +245,7 @@ class Story:
             )
         )
 
-    def promote(self, name: str, **fields: object) -> str:
+    def promote(self, name: str, **fields: Any) -> str:
         """Carry one injection through on every ready instance; return the request's id."""
         request = self.inject(name, **fields)
         self.verified(request)
@@ -252,5 +255,5 @@ class Story:
             self.proven(request, instance)
         return request
 
-    def order(self, **fields: object) -> tuple[Row, ...]:
+    def order(self, **fields: Any) -> tuple[Row, ...]:
         return self.tell(OrderRequested(actor="test", base=BASE, **fields), f"base/{BASE}")

@@ -27,9 +27,10 @@ if TYPE_CHECKING:
 
 METHOD = "concatenate"
 SERVER_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # what vLLM accepts as --max-lora-rank
-# Half precision rounds to 2^-12 of a value while it is normal. A row whose root mean square stays above 2^-13 keeps the
-# error of its subnormals (2^-25 each) below that too; a row that does not sends the whole blend to single precision.
-_F16_RMS_MIN = 2.0**-13
+# Half precision rounds to 2^-12 of a value (its root mean square over a binade: 2e-4), down to steps of 2^-24 for small
+# ones. In a row whose root mean square is at least 2^-14 those steps (2^-24/√12 each) add 3e-4 at most, so that a
+# product stays within 1e-3; one row below sends the whole blend to single precision.
+_F16_RMS_MIN = 2.0**-14
 _F16_MAX = 65_504.0
 _MAX_SHIFT = 100  # single precision has exponents to 127
 
@@ -121,10 +122,13 @@ class Part:
         return a.shape[0]
 
     def factors(self, module: str) -> "tuple[torch.Tensor, torch.Tensor]":
-        """Load A (rank, in) and w·s·B (out, rank) in single precision."""
+        """Load A (rank, in) and w·s·Bᵀ (rank, out) in single precision: each row is one component of the sum."""
+        import torch
+
         a = self.adapter.tensors.load(_key(module, "A")).float()
-        b = self.adapter.tensors.load(_key(module, "B")).float()
-        return a, b.mul_(self.weight_ppm / PPM * self.settings.scale_of(module))
+        b = self.adapter.tensors.load(_key(module, "B")).t()
+        rows = b.to(torch.float32, memory_format=torch.contiguous_format)  # reducing over rows is 15 times faster
+        return a, rows.mul(self.weight_ppm / PPM * self.settings.scale_of(module))
 
 
 @dataclass(frozen=True)
@@ -256,10 +260,10 @@ def _write_module(plan: Plan, module: str, file: BinaryIO, dtype: str) -> bool:
     at = 0
     for part in plan.parts_of(module):
         a, b = _balance(*part.factors(module))
-        if not (_fits(a, 1, dtype) and _fits(b, 0, dtype)):
+        if not (_fits(a, dtype) and _fits(b, dtype)):
             return False
         stacked_a[at : at + a.shape[0]] = a
-        stacked_b[:, at : at + a.shape[0]] = b
+        stacked_b[:, at : at + a.shape[0]] = b.t()
         at += a.shape[0]
     file.write(raw_a)
     file.write(raw_b)
@@ -267,16 +271,16 @@ def _write_module(plan: Plan, module: str, file: BinaryIO, dtype: str) -> bool:
 
 
 def _balance(a: "torch.Tensor", b: "torch.Tensor") -> "tuple[torch.Tensor, torch.Tensor]":
-    """Move powers of two between each row of A and its column of B until both have the same magnitude.
+    """Move powers of two between each row of A and of Bᵀ until both have the same magnitude.
 
     Exact, and their product is unchanged: it brings both into the range where half precision is fine.
     """
     import torch
 
-    height_a, height_b = a.abs().amax(dim=1), b.abs().amax(dim=0)
+    height_a, height_b = a.abs().amax(dim=1), b.abs().amax(dim=1)
     shift = torch.div(torch.frexp(height_a).exponent - torch.frexp(height_b).exponent, 2, rounding_mode="floor")
     shift = torch.where((height_a > 0) & (height_b > 0), shift, 0).clamp(-_MAX_SHIFT, _MAX_SHIFT)
-    return a.mul_(_power_of_two(-shift).unsqueeze(1)), b.mul_(_power_of_two(shift))
+    return a * _power_of_two(-shift).unsqueeze(1), b * _power_of_two(shift).unsqueeze(1)
 
 
 def _power_of_two(exponent: "torch.Tensor") -> "torch.Tensor":
@@ -286,12 +290,12 @@ def _power_of_two(exponent: "torch.Tensor") -> "torch.Tensor":
     return ((exponent.to(torch.int32) + 127) << 23).view(torch.float32)
 
 
-def _fits(factor: "torch.Tensor", axis: int, dtype: str) -> bool:
-    """Say whether a dtype holds a factor whose components lie along `axis` without more than its ordinary rounding."""
-    height = factor.abs().amax(dim=axis)
+def _fits(rows: "torch.Tensor", dtype: str) -> bool:
+    """Say whether a dtype holds every row without more than its ordinary rounding."""
+    height = rows.abs().amax(dim=1)
     if dtype == "F32":
         return bool(height.isfinite().all())
-    rms = factor.square().mean(dim=axis).sqrt()
+    rms = rows.square().mean(dim=1).sqrt()
     fine = (height <= _F16_MAX) & ((rms >= _F16_RMS_MIN) | (height == 0))
     return bool(fine.all())
 

@@ -81,7 +81,7 @@ def write_base(folder: Path, shape: Shape = TINY, *, seed: int = 0) -> Path:
             sizes[f"model.layers.{layer}.{norm}.weight"] = (shape.hidden,)
     folder.mkdir(parents=True, exist_ok=True)
     tensors = {name: (torch.randn(size, generator=source) * SPREAD).bfloat16() for name, size in sizes.items()}
-    _save(tensors, folder / "model.safetensors")
+    save_tensors(tensors, folder / "model.safetensors")
     (folder / "config.json").write_text(json.dumps(_base_config(shape)))
     return folder
 
@@ -128,7 +128,7 @@ def write_adapter(
                 values = torch.randn(size, generator=source) * SPREAD
                 tensors[key(module_path(layer, leaf), side)] = values.to(getattr(torch, dtype))
     folder.mkdir(parents=True, exist_ok=True)
-    _save(tensors, folder / TENSORS_NAME)
+    save_tensors(tensors, folder / TENSORS_NAME)
     fields = peft_config(rank, targets) | {"rank_pattern": dict(ranks or {})} | dict(config or {})
     (folder / CONFIG_NAME).write_text(json.dumps(fields))
     return folder
@@ -161,14 +161,20 @@ def edit_config(folder: Path, **fields: object) -> None:
 
 def edit_tensors(folder: Path, change: "Callable[[dict[str, torch.Tensor]], None]") -> None:
     """Let `change` edit an adapter's tensors in place, and save them."""
+    tensors = load_tensors(folder / TENSORS_NAME)
+    change(tensors)
+    save_tensors(tensors, folder / TENSORS_NAME)
+
+
+def load_tensors(path: Path) -> "dict[str, torch.Tensor]":
+    """Read a trusted safetensors file whole."""
     from safetensors.torch import load
 
-    tensors = load((folder / TENSORS_NAME).read_bytes())
-    change(tensors)
-    _save(tensors, folder / TENSORS_NAME)
+    return load(path.read_bytes())
 
 
-def _save(tensors: "Mapping[str, torch.Tensor]", path: Path) -> None:
+def save_tensors(tensors: "Mapping[str, torch.Tensor]", path: Path) -> None:
+    """Write a safetensors file."""
     from safetensors.torch import save
 
     whole = {name: tensor.contiguous() for name, tensor in tensors.items()}

@@ -6,7 +6,7 @@ from enum import StrEnum
 
 from kite.engine import Activity
 from kite_schemas.model import TEXT_MAX_CHARS
-from kite_schemas.upcycle import Resident
+from kite_schemas.upcycle import EffectPrint, Resident
 from kite_schemas.yoco import Device, State
 
 FIRST_TOKEN_PROMPT = (1,)
@@ -42,7 +42,7 @@ class Wake:
     """The plan of a wake: what to load, what to prove, and whether the base itself has to give a token."""
 
     load: tuple[Resident, ...]
-    prove: tuple[Resident, ...]
+    prove: tuple[tuple[Resident, EffectPrint], ...]
     base: bool
 
 
@@ -52,7 +52,7 @@ def plan_wake(residents: Sequence[Resident], listed: Sequence[str]) -> Wake:
     A proof is the first token of its resident as well. A resident without a print cannot be proven: then, and when
     there is no resident, a token of the base shows that the engine computes.
     """
-    prove = tuple(resident for resident in residents if resident.effect_print is not None)
+    prove = tuple((resident, found) for resident in residents if (found := resident.effect_print) is not None)
     return Wake(
         load=tuple(resident for resident in residents if resident.version not in listed),
         prove=prove,

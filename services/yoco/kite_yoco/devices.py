@@ -1,6 +1,8 @@
 """What a node can run instances on: its GPUs as NVML knows them, or the cores this process may use."""
 
 import os
+from importlib import import_module
+from typing import Protocol, cast
 
 import psutil
 import structlog
@@ -10,6 +12,26 @@ from kite_schemas.yoco import Device
 from kite_yoco.core import cpu_devices
 
 log = structlog.get_logger()
+
+
+class Memory(Protocol):
+    """NVML's memory sizes, in bytes."""
+
+    total: int
+
+
+class Nvml(Protocol):
+    """The part of `pynvml` that is used here: it ships no types."""
+
+    NVMLError: type[Exception]
+    NVMLError_LibraryNotFound: type[Exception]
+
+    def nvmlInit(self) -> None: ...
+    def nvmlShutdown(self) -> None: ...
+    def nvmlDeviceGetCount(self) -> int: ...
+    def nvmlDeviceGetHandleByIndex(self, index: int) -> object: ...
+    def nvmlDeviceGetMemoryInfo(self, handle: object) -> Memory: ...
+    def nvmlDeviceGetUUID(self, handle: object) -> str: ...
 
 
 class NvmlBroken(KiteError):
@@ -40,28 +62,22 @@ def memory_bytes() -> int:
 
 def gpu_devices() -> tuple[Device, ...]:
     """Return the GPUs by UUID (indices change with the order of the bus), none without NVML. Raises NvmlBroken."""
-    import pynvml
-
+    nvml = cast("Nvml", import_module("pynvml"))
     try:
-        pynvml.nvmlInit()
-        found = tuple(gpu(index) for index in range(pynvml.nvmlDeviceGetCount()))
-        pynvml.nvmlShutdown()
-    except pynvml.NVMLError as error:
-        if error.value == pynvml.NVML_ERROR_LIBRARY_NOT_FOUND:
-            return ()
-        raise broken(error) from error
+        nvml.nvmlInit()
+        found = tuple(gpu(nvml, index) for index in range(nvml.nvmlDeviceGetCount()))
+        nvml.nvmlShutdown()
+    except nvml.NVMLError_LibraryNotFound:
+        return ()
+    except nvml.NVMLError as error:
+        raise NvmlBroken(
+            f"NVML does not work: {error}", hint="`nvidia-smi` should say the same: see to the driver"
+        ) from error
     return found
 
 
-def gpu(index: int) -> Device:
+def gpu(nvml: Nvml, index: int) -> Device:
     """Return one GPU. Raises NVMLError."""
-    import pynvml
-
-    handle = pynvml.nvmlDeviceGetHandleByIndex(index)
-    memory = pynvml.nvmlDeviceGetMemoryInfo(handle)
-    return Device(id=str(pynvml.nvmlDeviceGetUUID(handle)), kind="gpu", memory_bytes=int(memory.total))
-
-
-def broken(error: Exception) -> NvmlBroken:
-    """Return our error for NVML's."""
-    return NvmlBroken(f"NVML does not work: {error}", hint="`nvidia-smi` should say the same; see the driver")
+    handle = nvml.nvmlDeviceGetHandleByIndex(index)
+    memory = nvml.nvmlDeviceGetMemoryInfo(handle)
+    return Device(id=nvml.nvmlDeviceGetUUID(handle), kind="gpu", memory_bytes=int(memory.total))

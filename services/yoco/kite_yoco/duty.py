@@ -1,18 +1,15 @@
 """One order that is being carried out, with all that its steps need."""
 
-from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Generic, TypeVar
 
-from kite_schemas.why import Outcome
+from kite.orders import Emit
+from kite.probes import Probes
 from kite_schemas.yoco import InstanceOrder
 from kite_yoco.instances import Instance, Instances
 
 OrderT_co = TypeVar("OrderT_co", bound=InstanceOrder, covariant=True)
-
-Tell = Callable[[Outcome], Awaitable[None]]
-"""Publishes a fact that the order brought about, before its last one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +19,7 @@ class Place:
     instances: Instances
     logs: Path
     adapter_root: Path
-    probes: Sequence[str]
+    probes: Probes
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +29,7 @@ class Duty(Generic[OrderT_co]):
     order: OrderT_co
     instance: Instance
     place: Place
-    tell: Tell
+    tell: Emit
 
     @property
     def log_file(self) -> Path:

@@ -1,23 +1,27 @@
 """The instances of this node: which process each has, which state it is in, and who notices when one dies."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import suppress
+import os
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import structlog
 
-from kite.clock import mono_us
+from kite.clock import US_PER_S, mono_us
 from kite.engine import Engine, EngineDied, EngineError, EngineProcess, EngineUnreachable
-from kite.errors import KiteError
+from kite.errors import Fault, KiteError
 from kite_schemas.yoco import EngineSpec, InstanceChanged, State
 from kite_yoco import core
 from kite_yoco.lifecycle import Event, step
 
 STOP_GRACE_S = 10.0  # vLLM takes 1-3 s; what is left then is killed
 DEATH_S = 1.0  # a connection breaks a moment before the process can be waited for
+OUTCOME_S = 0.5  # from the end of a handler until its outcome is on the bus, generously
 DIED = "engine_died"
+SHUTDOWN = "shutdown"
+FORMER = ".former.log"
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger()
 
@@ -25,18 +29,39 @@ Report = Callable[[InstanceChanged], Awaitable[None]]
 """Publishes a fact that no order brought about."""
 
 
+class SpawnFailed(KiteError):
+    """The operating system does not start the process, or its log cannot be written."""
+
+    code = "spawn_failed"
+    fault = Fault.OPERATOR
+
+    def __init__(self, instance: str, why: str) -> None:
+        super().__init__(f"cannot start {instance}: {why}", hint="the state folder must be writable and have room")
+        self.instance = instance
+        self.why = why
+
+
 @dataclass(slots=True)
 class Instance:
-    """One instance; `lock` is held while an order about it is carried out, `stage` says how far that one is."""
+    """One instance. It is `held` while an order about it is carried out."""
 
     id: str
     node: str
     state: State = State.ABSENT
-    stage: str = ""
     noise_micronats: int = 0
     process: EngineProcess | None = None
     client: Engine | None = None
-    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    released_us: int = 0
+    _lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+    @asynccontextmanager
+    async def held(self) -> AsyncGenerator[None]:
+        """Wait for the order in hand, and be the one in hand."""
+        async with self._lock:
+            try:
+                yield
+            finally:
+                self.released_us = mono_us()
 
     @property
     def running(self) -> EngineProcess:
@@ -80,10 +105,18 @@ class Instance:
             duration_us=mono_us() - began_us,
         )
 
-    async def spawn(self, spec: EngineSpec, log_file: Path, env: dict[str, str]) -> None:
-        """Start the process; it is not healthy yet."""
-        self.process = await EngineProcess.start(spec, log=log_file, env=env)
+    async def spawn(self, spec: EngineSpec, log_file: Path, variables: Mapping[str, str]) -> None:
+        """Start the process with some variables more than ours; it is not healthy yet. Raises SpawnFailed."""
+        try:
+            put_aside(log_file)
+            self.process = await EngineProcess.start(spec, log=log_file, env={**os.environ, **variables})
+        except OSError as error:
+            raise SpawnFailed(self.id, error.strerror or str(error)) from error
         self.client = Engine(self.process.url)
+
+    def hush_s(self) -> float:
+        """Return how long to be silent: the outcome of an order that has just ended must be out first."""
+        return max(0.0, OUTCOME_S - (mono_us() - self.released_us) / US_PER_S)
 
     async def end(self) -> None:
         """End the process with all its children and forget it. Raises EngineLate when the kernel does not."""
@@ -102,6 +135,12 @@ class Instance:
             async with asyncio.timeout(DEATH_S):
                 await self.process.wait()
         return error if self.process.exit_code is None else self.process.died()
+
+
+def put_aside(log_file: Path) -> None:
+    """Give each start a file of its own, so that a death is not explained by the one before; the last but one is kept."""
+    if log_file.exists():
+        log_file.replace(log_file.with_suffix(FORMER))
 
 
 class Instances:
@@ -129,24 +168,29 @@ class Instances:
 
     async def _watch(self, instance: Instance, process: EngineProcess) -> None:
         await process.wait()
-        async with instance.lock:  # an order under way notices for itself, and says so as its outcome
+        async with instance.held():  # an order in hand notices for itself, and says so as its outcome
             if self.closing or instance.process is not process:
                 return
+            await asyncio.sleep(instance.hush_s())
             died = process.died()
             log.warning("engine_died", instance=instance.id, exit_code=died.exit_code, reason=died.reason)
             fact = instance.change(Event.FAILED, DIED, mono_us(), str(died))
             await self._report(fact)
             await instance.end()
 
-    async def close(self) -> None:
-        """Stop watching and end every process at once; what cannot be ended is logged."""
+    async def close(self) -> list[InstanceChanged]:
+        """End every process, all at once, and return the facts that say so; what cannot be ended is logged."""
         self.closing = True
         for task in self._watchers:
             task.cancel()
-        await asyncio.gather(*(self._close(instance) for instance in self if instance.process is not None))
+        facts = await asyncio.gather(*(self._close(instance) for instance in self if instance.process is not None))
+        return [fact for fact in facts if fact is not None]
 
-    async def _close(self, instance: Instance) -> None:
+    async def _close(self, instance: Instance) -> InstanceChanged | None:
+        began_us = mono_us()
         try:
             await instance.end()
         except EngineError as error:
             log.error("engine_left", instance=instance.id, error=str(error), hint=error.hint)
+            return None
+        return instance.change(Event.STOPPED, SHUTDOWN, began_us)

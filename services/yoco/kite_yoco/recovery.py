@@ -1,44 +1,18 @@
-"""After a step that failed: bring the instance to a state that can be told, and tell it."""
+"""After a step that failed: bring the instance to a state that can be told."""
 
 import asyncio
 
 import structlog
 
 from kite.engine import EngineError
-from kite.errors import KiteError
-from kite_schemas.yoco import OrderFailed, OrderRefused, State
+from kite_schemas.yoco import State
 from kite_yoco import core
 from kite_yoco.instances import Instance
-from kite_yoco.lifecycle import Event, WrongState
+from kite_yoco.lifecycle import Event
 
 RECOVER_S = 5.0  # to pause or resume once more; the order is late already
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger()
-
-
-def refused(instance: Instance, error: WrongState) -> OrderRefused:
-    """Return the outcome of an order that was not begun."""
-    return OrderRefused(instance=instance.id, code=error.code, message=core.fitted(str(error)), done=True)
-
-
-async def failed(instance: Instance, error: KiteError) -> OrderFailed:
-    """Recover, and return the outcome of an order that could not be finished."""
-    stage = instance.stage
-    cause = await instance.cause(error)
-    await recover(instance)
-    return told(instance, stage, cause)
-
-
-def told(instance: Instance, stage: str, error: KiteError) -> OrderFailed:
-    """Return the outcome of a failed order, the instance being where it is."""
-    hint = f" ({error.hint})" if error.hint else ""
-    return OrderFailed(
-        instance=instance.id,
-        state=instance.state,
-        stage=stage,
-        code=error.code,
-        message=core.fitted(f"{error}{hint}"),
-    )
 
 
 async def recover(instance: Instance) -> None:

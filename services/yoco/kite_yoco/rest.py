@@ -3,10 +3,10 @@
 import asyncio
 
 from kite.clock import mono_us
+from kite.orders import stage
 from kite_schemas.yoco import DrainOrdered, InstanceChanged, SleepOrdered, StopOrdered
 from kite_yoco import core
 from kite_yoco.duty import Duty
-from kite_yoco.instances import Instance
 from kite_yoco.lifecycle import Event, check
 
 DRAIN_POLL_S = 0.05
@@ -17,7 +17,7 @@ async def drain(duty: Duty[DrainOrdered]) -> InstanceChanged:
     began_us = mono_us()
     instance = duty.instance
     await duty.tell(instance.change(Event.DRAIN, "ordered", began_us))
-    instance.stage = "drain"
+    stage("drain")
     while not core.is_idle(await instance.engine.activity()):  # noqa: ASYNC110 # another process: it sets no event of ours
         await asyncio.sleep(DRAIN_POLL_S)
     return instance.change(Event.DRAINED, "drained", began_us)
@@ -28,7 +28,7 @@ async def sleep(duty: Duty[SleepOrdered]) -> InstanceChanged:
     began_us = mono_us()
     instance = duty.instance
     check(instance.id, instance.state, Event.PAUSED)
-    instance.stage = "pause"
+    stage("pause")
     await instance.engine.pause()
     return instance.change(Event.PAUSED, "paused", began_us)
 
@@ -36,7 +36,7 @@ async def sleep(duty: Duty[SleepOrdered]) -> InstanceChanged:
 async def stop(duty: Duty[StopOrdered]) -> InstanceChanged:
     """End the process, whatever it does."""
     began_us = mono_us()
-    instance: Instance = duty.instance
-    instance.stage = "stop"
+    instance = duty.instance
+    stage("stop")
     await instance.end()
     return instance.change(Event.STOPPED, "ordered", began_us)

@@ -5,6 +5,7 @@ from pathlib import Path
 from kite.clock import US_PER_S, mono_us
 from kite.engine import Engine
 from kite.errors import Fault, KiteError
+from kite.orders import stage
 from kite.proof import noise
 from kite_schemas.yoco import EngineSpec, InstanceReady, StartOrdered, State
 from kite_schemas.yoco import Path as ReadyPath
@@ -56,19 +57,19 @@ async def clear(duty: Duty[StartOrdered], began_us: int) -> None:
 async def spawned(duty: Duty[StartOrdered], began_us: int) -> InstanceReady:
     """Start the process and bring it to its first token."""
     instance, order = duty.instance, duty.order
-    instance.stage = "spawn"
+    stage("spawn")
     check_base(order.spec)
     await instance.spawn(order.spec, duty.log_file, core.pinned(order.device))
     duty.place.instances.watch(instance)
-    instance.stage = "health"
+    stage("health")
     await instance.running.wait_healthy(order.ttl_us / US_PER_S)
     healthy_us = mono_us()
     await duty.tell(instance.change(Event.ANSWERED, "healthy", began_us))
-    instance.stage = "warm"
+    stage("warm")
     await first_token(instance.engine, instance.base)
     token_us = mono_us()
-    instance.stage = "noise"
-    instance.noise_micronats = await noise(instance.engine, instance.base, duty.place.probes)
+    stage("noise")
+    instance.noise_micronats = await noise(instance.engine, instance.base, duty.place.probes.prompts)
     instance.move(Event.WARMED)
     return ready(instance, (), healthy_us - began_us, token_us - began_us)
 

@@ -13,6 +13,11 @@ GRACE_US = US_PER_S
 ATTEMPTS_MAX = 5
 """An order that cut its worker off so often is given up: it may be what ends the worker."""
 
+EXPIRED = "expired"  # the arbitrator gave it up
+LATE = "late"  # its time was over before it was begun
+TIMEOUT = "timeout"  # its time was over before it ended
+EXHAUSTED = "attempts_exhausted"
+
 
 class Step(StrEnum):
     """What the worker does next."""
@@ -38,18 +43,17 @@ def deadline_us(published_us: int, order: Order) -> int:
 
 def decide(entry: Entry | None, *, expired: bool, now_us: int, until_us: int) -> Verdict:
     """Judge an order by what the journal knows of it, whether the arbitrator gave it up, and its deadline."""
-    code = "expired" if expired else "late"
     over = expired or now_us > until_us
-    match entry and entry.state:
-        case None:
-            return Verdict(Step.REFUSE, code) if over else Verdict(Step.BEGIN)
+    if entry is None:
+        return Verdict(Step.REFUSE, EXPIRED if expired else LATE) if over else Verdict(Step.BEGIN)
+    match entry.state:
         case State.DROPPED:
-            return Verdict(Step.REFUSE, "expired")
+            return Verdict(Step.REFUSE, EXPIRED)
         case State.DONE:
             return Verdict(Step.REPUBLISH)
         case State.BEGUN if over:
-            return Verdict(Step.GIVE_UP, code)
-        case State.BEGUN if entry is not None and entry.attempt >= ATTEMPTS_MAX:
-            return Verdict(Step.GIVE_UP, "attempts_exhausted")
+            return Verdict(Step.GIVE_UP, EXPIRED if expired else TIMEOUT)
+        case State.BEGUN if entry.attempt >= ATTEMPTS_MAX:
+            return Verdict(Step.GIVE_UP, EXHAUSTED)
         case State.BEGUN:
             return Verdict(Step.RESUME)

@@ -6,7 +6,7 @@ Everything is measured on next-token distributions, read greedily with one-token
 from kite.proof.divergence import Comparison, kl_nats, micronats, partition, summary
 from kite.proof.measure import Pair, Reader, noise, read_both, read_pair
 from kite.proof.prints import Position, Print, PrintDamaged, PrintMissing, PrintUnwritable, recall, record
-from kite.proof.prove import Missing, ProbesChanged, Proven, outcome, prove_again, prove_first
+from kite.proof.prove import Missing, PrintMismatch, Proven, outcome, prove_again, prove_first
 
 __all__ = [
     "Comparison",
@@ -15,9 +15,9 @@ __all__ = [
     "Position",
     "Print",
     "PrintDamaged",
+    "PrintMismatch",
     "PrintMissing",
     "PrintUnwritable",
-    "ProbesChanged",
     "Proven",
     "Reader",
     "kl_nats",

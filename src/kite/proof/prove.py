@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
 from kite.engine import Distribution, EngineRefused, Refusal
 from kite.errors import Fault, KiteError
@@ -43,17 +44,18 @@ class Missing:
     print_micronats: int | None = None
 
 
-class ProbesChanged(KiteError):
-    """A print was made with other probes than the ones given, so that nothing can be held against it."""
+class PrintMismatch(KiteError):
+    """A print was made of another version, base or probe set than the proof is about."""
 
-    code = "probes_changed"
-    fault = Fault.OPERATOR
+    code: ClassVar[str] = "print_mismatch"
+    fault: ClassVar[Fault] = Fault.OPERATOR
 
-    def __init__(self, recorded: str, given: str) -> None:
+    def __init__(self, what: str, recorded: str, given: str) -> None:
         super().__init__(
-            f"the print was made with probes {recorded}, not {given}",
+            f"the effect print is of {what} {recorded}, not {given}",
             hint="give every node the same probes; after a change of them, inject the blend again",
         )
+        self.what = what
         self.recorded = recorded
         self.given = given
 
@@ -68,7 +70,7 @@ def print_max(noise_micronats: int) -> int:
     return max(PRINT_MAX_MICRONATS, NOISE_FACTOR * noise_micronats)
 
 
-async def prove_first(
+async def prove_first(  # noqa: PLR0917 - the signature that upcycle and yoco were given
     engine: Reader, base: str, version: str, probes: Probes, noise_micronats: int, root: Path
 ) -> Proven | Missing:
     """Prove a version that was just loaded for the first time, and record its print below the adapter root.
@@ -114,7 +116,7 @@ def _first_verdict(pairs: Sequence[Pair], repeated_nats: float, noise_micronats:
     return distance
 
 
-async def prove_again(
+async def prove_again(  # noqa: PLR0917 - as above
     engine: Reader,
     base: str,
     version: str,
@@ -130,16 +132,12 @@ async def prove_again(
     One request a probe, all on the version. `probes_max` takes only so many, of at most 8 tokens each and those that
     were farthest from the base: a wake proves with 1, whose request is the warm-up token as well.
 
-    Raises the engine's errors, PrintMissing, PrintDamaged and ProbesChanged.
+    Raises the engine's errors, PrintMissing, PrintDamaged and PrintMismatch.
     """
     recorded = await asyncio.to_thread(prints.recall, root, effect_print)
-    if recorded.probes != probes.digest or len(recorded.positions) != len(probes.prompts):
-        raise ProbesChanged(recorded.probes, probes.digest)
+    _match(recorded, base, version, probes)
     if version not in await engine.models():
         return _not_listed(version)
-    if (recorded.base, recorded.version) != (base, version):
-        text = f"the print is of {recorded.version} on {recorded.base}, not of {version} on {base}"
-        return Missing(Code.UNLIKE_PRINT, text)
     chosen = choose(recorded, probes, probes_max, base_min(noise_micronats))
     positions = [recorded.positions[index] for index in chosen]
     prompts = [probes.prompts[index] for index in chosen]
@@ -148,6 +146,16 @@ async def prove_again(
     except EngineRefused as error:
         return _not_finite(error)
     return _again_verdict(positions, now, noise_micronats, effect_print)
+
+
+def _match(recorded: Print, base: str, version: str, probes: Probes) -> None:
+    for what, made, given in (
+        ("base", recorded.base, base),
+        ("version", recorded.version, version),
+        ("probe set", recorded.probes, probes.digest),
+    ):
+        if made != given:
+            raise PrintMismatch(what, made, given)
 
 
 def choose(recorded: Print, probes: Probes, probes_max: int | None, least_micronats: int) -> tuple[int, ...]:
@@ -195,7 +203,7 @@ def _not_listed(version: str) -> Missing:
 
 
 def _like_base(found: int, least: int, count: int, from_print: int | None = None) -> Missing:
-    text = f"KL from the base is {found} micronats over {count} probes, at least {least}: the base is served"
+    text = f"KL from the base is {found} micronats over {count} probes, at least {least} are needed"
     return Missing(Code.LIKE_BASE, text, found, from_print)
 
 
@@ -206,10 +214,8 @@ def _not_finite(error: EngineRefused) -> Missing:
     return Missing(Code.NOT_FINITE, str(error)[:TEXT_MAX_CHARS])
 
 
-def outcome(
-    result: Proven | Missing, *, instance: str, version: str, order: str | None, attempt: int = 1, done: bool = False
-) -> EffectProven | EffectMissing:
-    """Return the fact that reports a proof."""
+def outcome(result: Proven | Missing, instance: str, version: str) -> EffectProven | EffectMissing:
+    """Return the fact that reports a proof; the worker fills in order, attempt and done."""
     if isinstance(result, Missing):
         return EffectMissing(
             instance=instance,
@@ -218,9 +224,6 @@ def outcome(
             message=result.message,
             base_micronats=result.base_micronats,
             print_micronats=result.print_micronats,
-            order=order,
-            attempt=attempt,
-            done=done,
         )
     return EffectProven(
         instance=instance,
@@ -230,7 +233,4 @@ def outcome(
         print_micronats=result.print_micronats,
         print_max_micronats=result.print_max_micronats,
         effect_print=result.effect_print,
-        order=order,
-        attempt=attempt,
-        done=done,
     )

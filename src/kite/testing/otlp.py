@@ -23,6 +23,7 @@ TRACES = "/v1/traces"
 CONTENT_TYPE = "application/x-protobuf"
 BODY_MAX_BYTES = 16 * 1024**2
 SPANS_MAX = 100_000
+POLL_S = 0.02  # how long the end waits for the server to notice
 STATUS_ERROR = trace_pb2.Status.STATUS_CODE_ERROR
 
 Value = str | bool | int | float
@@ -96,7 +97,7 @@ class Receiver:
         self._spans: list[Span] = []  # appended by the server's threads, read by copy
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), _handler(self._take))
         self._server.daemon_threads = True
-        self._thread = Thread(target=self._server.serve_forever, name="otlp", daemon=True)
+        self._thread = Thread(target=self._server.serve_forever, args=(POLL_S,), name="otlp", daemon=True)
 
     def __enter__(self) -> Self:
         self._thread.start()

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from kite.testing.llama import Llama
 
 DEFAULT_TOKENS = 16
-OUTPUT_MAX_TOKENS = 256  # a fake recomputes the whole prompt for each token
+OUTPUT_MAX_TOKENS = 512  # a fake recomputes the whole prompt for each token
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,7 @@ from kite_schemas.yoco import Device, DrainOrdered, SleepOrdered, StartOrdered
 from kite_schemas.yoco import State as Life
 
 STARTABLE = frozenset({Life.ABSENT, Life.FAILED})
+STARTING = frozenset({Life.STARTING, Life.WARMING})
 
 
 def start(state: State, row: Row) -> Iterator[Draft]:
@@ -37,7 +38,7 @@ def _start(state: State, row: Row, pool: Pool, number: int) -> Draft | None:
     if busy(state, name) or (known is not None and (known.state not in STARTABLE or known.retry_us > state.now_us)):
         return None
     device = _device(state, pool, name)
-    if any(order.device == device.id and order.node == pool.node for order in state.orders.values()):
+    if _starting(state, pool.node, device):
         return None
     expiry_us = current(state).expiry.start_us
     return Draft(
@@ -66,6 +67,14 @@ def _device(state: State, pool: Pool, name: str) -> Device:
     """Return the device with the fewest other instances, the first among equals."""
     others = [i.device for i in state.instances.values() if i.node == pool.node and i.id != name]
     return min(state.nodes[pool.node].devices, key=lambda device: (others.count(device.id), device.id))
+
+
+def _starting(state: State, node: str, device: Device) -> bool:
+    """Tell whether something starts on the device: two at once would mis-size each other's memory."""
+    ordered = any(order.device == device.id and order.node == node for order in state.orders.values())
+    return ordered or any(
+        i.device == device.id and i.node == node and i.state in STARTING for i in state.instances.values()
+    )
 
 
 def _cpus(device: Device) -> str:

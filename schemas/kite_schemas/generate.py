@@ -1,0 +1,79 @@
+"""Write what is derived from the models: one JSON Schema per event type, and the table of events.
+
+`python -m kite_schemas.generate` writes below the current folder; with `--check` it only tells what differs.
+"""
+
+import json
+import sys
+from pathlib import Path
+
+from kite_schemas.model import Data
+from kite_schemas.registry import TYPES
+
+SCHEMAS = Path("schemas/json")
+TABLE = Path("docs/events.md")
+DIALECT = "https://json-schema.org/draft/2020-12/schema"
+
+BY = {
+    "request": "the CLI asks",
+    "fact": "a service reports",
+    "decision": "the arbitrator decides",
+    "ledger": "the arbitrator records",
+}
+
+
+def schema(model: type[Data]) -> str:
+    """Return the JSON Schema of one payload as text."""
+    document = {"$schema": DIALECT, "$id": f"urn:{model.TYPE.replace('.', ':')}", **model.model_json_schema()}
+    return json.dumps(document, indent=2, ensure_ascii=False) + "\n"
+
+
+def table() -> str:
+    """Return the table of every event type as Markdown."""
+    lines = [
+        "# Events",
+        "",
+        "Generated from `schemas/kite_schemas`; the JSON Schema of each payload is in `schemas/json`.",
+        "Every event travels in a CloudEvents 1.0 envelope (`kite_schemas.envelope`).",
+        "",
+        "| type | kind | what it says | fields |",
+        "|---|---|---|---|",
+    ]
+    return "\n".join([*lines, *(_row(name, model) for name, model in TYPES.items())]) + "\n"
+
+
+def _row(name: str, model: type[Data]) -> str:
+    says = (model.__doc__ or "").strip().splitlines()[0]
+    fields = ", ".join(f"`{field}`" for field in model.model_fields)
+    return f"| `{name}` | {BY[model.KIND]} | {says} | {fields} |"
+
+
+def files() -> dict[Path, str]:
+    """Return every generated file with its content."""
+    return {SCHEMAS / f"{name}.json": schema(model) for name, model in TYPES.items()} | {TABLE: table()}
+
+
+def differing(root: Path) -> list[Path]:
+    """Return the generated files below `root` that are missing or not as they would be written now."""
+    return [path for path, text in files().items() if not _same(root / path, text)]
+
+
+def _same(path: Path, text: str) -> bool:
+    return path.is_file() and path.read_text(encoding="utf-8") == text
+
+
+def main() -> int:
+    """Write the files, or with `--check` fail when one differs."""
+    found = differing(Path())
+    if "--check" in sys.argv[1:]:
+        for path in found:
+            sys.stderr.write(f"{path} is not as generated\n")
+        return 1 if found else 0
+    for path in found:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(files()[path], encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

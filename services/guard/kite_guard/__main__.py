@@ -1,0 +1,17 @@
+"""`python -m kite_guard`: compares what instances of one node answer, on order."""
+
+import sys
+
+from kite.runtime import run
+from kite_guard.service import serve
+from kite_guard.settings import Settings
+
+
+def main() -> int:
+    """Run the guard until it is told to stop."""
+    settings = Settings()  # pyright: ignore[reportCallIssue] # the fields come from the environment
+    return run("guard", settings.log_level, serve(settings))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,117 @@
+"""The composition root of yoco: bus, worker and instances put together, registered, and taken apart again."""
+
+import asyncio
+from collections.abc import Coroutine
+from contextlib import suppress
+from pathlib import Path
+
+import structlog
+
+from kite import __version__, probes
+from kite.bus import Bus
+from kite.errors import Fault, KiteError
+from kite.events import Origin, new_id
+from kite.orders import Worker
+from kite_schemas.yoco import InstanceChanged, NodeRegistered, SleepMode
+from kite_yoco.devices import find_devices, memory_bytes
+from kite_yoco.duty import Place
+from kite_yoco.instances import Instances
+from kite_yoco.settings import Settings
+from kite_yoco.table import tasks
+
+SERVICE = "yoco"
+HANDLERS_S = 2.0  # for orders in hand to let go at the end
+FAREWELL_S = 3.0  # for the last facts: the bus may be gone already
+
+log: structlog.stdlib.BoundLogger = structlog.get_logger()
+
+
+class StateUnwritable(KiteError):
+    """The state folder cannot be made or written."""
+
+    code = "state_unwritable"
+    fault = Fault.OPERATOR
+
+    def __init__(self, folder: Path, why: str) -> None:
+        super().__init__(f"cannot write {folder}: {why}", hint="set KITE_STATE_DIR to a folder of this service's own")
+        self.folder = folder
+        self.why = why
+
+
+async def serve(settings: Settings) -> None:
+    """Register the node and carry out orders until cancelled; then end every engine. Raises KiteError."""
+    prepare(settings.logs)
+    origin = Origin(f"kite/{SERVICE}/{settings.node}", f"{SERVICE}@{__version__}")
+    async with await Bus.connect(settings.nats_url, f"{SERVICE}-{settings.node}") as bus:
+
+        async def report(fact: InstanceChanged) -> None:
+            await worker.publish(f"instance/{fact.instance}", fact)
+
+        instances = Instances(settings.node, report)
+        place = Place(instances, settings.logs, settings.adapter_root, probes.default())
+        worker = Worker(
+            bus=bus,
+            origin=origin,
+            service=SERVICE,
+            node=settings.node,
+            journal=settings.journal,
+            handlers=tasks(place),
+        )
+        await work(worker, instances, settings.node)
+
+
+def prepare(logs: Path) -> None:
+    """Make the folders. Raises StateUnwritable."""
+    try:
+        logs.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise StateUnwritable(logs, error.strerror or str(error)) from error
+
+
+async def work(worker: Worker, instances: Instances, node: str) -> None:
+    """Run the worker and register the node; whatever ends it, no engine is left."""
+    running = asyncio.create_task(worker.run())
+    try:
+        await asyncio.sleep(0)  # the worker opens its journal in its first step: a second yoco ends there, unregistered
+        if not running.done():
+            await worker.publish(f"node/{node}", registration(node))
+            log.info("node_registered", node=node)
+        await asyncio.wait({running})
+        running.result()
+    finally:
+        await insist(close(worker, running, instances))
+
+
+def registration(node: str) -> NodeRegistered:
+    """Return what this node says of itself: engines die with their yoco, so that a new one has none."""
+    return NodeRegistered(
+        node=node,
+        boot=new_id(),
+        devices=find_devices(),
+        memory_bytes=memory_bytes(),
+        sleep_modes=(SleepMode.PAUSED,),
+        instances=(),
+    )
+
+
+async def close(worker: Worker, running: "asyncio.Task[None]", instances: Instances) -> None:
+    """Take no more orders, end all engines at once, and say that they are gone."""
+    instances.closing = True
+    running.cancel()
+    await asyncio.wait({running}, timeout=HANDLERS_S)
+    gone = await instances.close()
+    log.info("engines_ended", instances=[fact.instance for fact in gone])
+    try:
+        async with asyncio.timeout(FAREWELL_S):
+            await asyncio.gather(*(worker.publish(f"instance/{fact.instance}", fact) for fact in gone))
+    except (KiteError, TimeoutError) as error:
+        log.warning("farewell_unsaid", instances=[fact.instance for fact in gone], reason=str(error))
+
+
+async def insist(ending: Coroutine[None, None, None]) -> None:
+    """Await the end of something bounded, even when told again to stop: a second SIGTERM must not leave a child."""
+    task = asyncio.create_task(ending)
+    while not task.done():
+        with suppress(asyncio.CancelledError):
+            await asyncio.shield(task)
+    task.result()

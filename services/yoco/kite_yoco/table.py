@@ -1,0 +1,75 @@
+"""Which order is carried out by what, and how each failure is told."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
+from kite.errors import KiteError
+from kite.orders import Emit, Received, Task, Tasks
+from kite_schemas.why import Outcome
+from kite_schemas.yoco import (
+    DrainOrdered,
+    InstanceOrder,
+    OrderFailed,
+    OrderRefused,
+    SleepOrdered,
+    StartOrdered,
+    StopOrdered,
+    WakeOrdered,
+)
+from kite_yoco import core
+from kite_yoco.duty import Duty, Place
+from kite_yoco.instances import Instance
+from kite_yoco.lifecycle import WrongState
+from kite_yoco.recovery import recover
+from kite_yoco.rest import drain, sleep, stop
+from kite_yoco.start import start
+from kite_yoco.wake import wake
+
+OrderT = TypeVar("OrderT", bound=InstanceOrder)
+
+
+def tasks(place: Place) -> Tasks:
+    """Return the table of a yoco."""
+    return {
+        StartOrdered: task(place, start),
+        DrainOrdered: task(place, drain),
+        SleepOrdered: task(place, sleep),
+        WakeOrdered: task(place, wake),
+        StopOrdered: task(place, stop),
+    }
+
+
+def task(place: Place, body: Callable[[Duty[OrderT]], Awaitable[Outcome]]) -> Task[OrderT]:
+    """Return how one type of order is carried out: its instance held meanwhile, and recovered when it fails."""
+
+    async def handler(received: Received[OrderT], emit: Emit) -> Outcome:
+        instance = place.instances.get(received.data.instance)
+        async with instance.held():
+            return await carried(place, instance, body(Duty(received.data, instance, place, emit)))
+
+    def failed(received: Received[OrderT], stage: str, code: str, message: str) -> OrderFailed:
+        instance = place.instances.get(received.data.instance)
+        return OrderFailed(
+            instance=instance.id, state=instance.state, stage=stage, code=code, message=core.fitted(message)
+        )
+
+    return Task(handler, failed)
+
+
+async def carried(place: Place, instance: Instance, doing: Awaitable[Outcome]) -> Outcome:
+    """Await the outcome; whatever ends it early, the instance is in a state that can be told. Raises KiteError."""
+    try:
+        return await doing
+    except WrongState as error:
+        return OrderRefused(instance=instance.id, code=error.code, message=core.fitted(str(error)))
+    except KiteError as error:
+        cause = await instance.cause(error)
+        await recover(instance)
+        if cause is error:
+            raise
+        raise cause from error
+    except asyncio.CancelledError:  # late, given up, or the end of yoco, which ends every process itself
+        if not place.instances.closing:
+            await recover(instance)
+        raise
