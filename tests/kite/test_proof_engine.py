@@ -124,24 +124,25 @@ class ProofContract:
             await prove_again(engine, BASE_NAME, "other@0123456789ab", found.effect_print, PROBES, 0, tmp_path)
 
 
+@pytest.fixture(scope="module")
+def twin(tiny_base: Path, tmp_path_factory: pytest.TempPathFactory) -> Generator[EngineProcess]:
+    """A second fake with the same base."""
+    with asyncio.Runner(loop_factory=asyncio.new_event_loop) as runner:
+        log = tmp_path_factory.mktemp("twin") / "engine.log"
+        process = runner.run(EngineProcess.start(tiny_spec("fake", tiny_base), log=log))
+        try:
+            runner.run(process.wait_healthy(START_S))
+            yield process
+        finally:
+            runner.run(process.stop())
+
+
 class TestFake(ProofContract):
     """The fake."""
 
     @pytest.fixture
     def server(self, fake_server: EngineProcess) -> EngineProcess:
         return fake_server
-
-    @pytest.fixture(scope="class")
-    def twin(self, tiny_base: Path, tmp_path_factory: pytest.TempPathFactory) -> Generator[EngineProcess]:
-        """A second fake with the same base."""
-        with asyncio.Runner(loop_factory=asyncio.new_event_loop) as runner:
-            log = tmp_path_factory.mktemp("twin") / "engine.log"
-            process = runner.run(EngineProcess.start(tiny_spec("fake", tiny_base), log=log))
-            try:
-                runner.run(process.wait_healthy(START_S))
-                yield process
-            finally:
-                runner.run(process.stop())
 
     async def test_two_engines_with_the_same_adapter_answer_alike(
         self, engine: Engine, twin: EngineProcess, tiny_adapters: Adapters

@@ -237,7 +237,7 @@ class Upcycle:
             await emit(BlendLoaded(instance=order.instance, version=version, duration_us=took_us))
             stage("prove")
             found = await self._prove(engine, order, plan.effect_print)
-        return proof.outcome(found, instance=order.instance, version=version, order=received.id)
+        return proof.outcome(found, order.instance, version)
 
     async def roll_back(self, received: Received[RollbackOrdered], emit: Emit) -> RolledBack:
         """Take a version out of an engine, if it is there."""

@@ -1,4 +1,5 @@
 """What a node can run instances on: its GPUs as NVML knows them, or the cores this process may use."""
+# ruff: noqa: N802 - NVML's own names
 
 import os
 from importlib import import_module

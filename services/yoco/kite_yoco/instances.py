@@ -127,6 +127,15 @@ class Instance:
             await process.stop(STOP_GRACE_S)
             self.process = None
 
+    async def end_or_log(self) -> bool:
+        """End the process; what the kernel does not end is logged, and the next start of the instance tries again."""
+        try:
+            await self.end()
+        except EngineError as error:
+            log.error("engine_left", instance=self.id, error=str(error), hint=error.hint)
+            return False
+        return True
+
     async def cause(self, error: KiteError) -> KiteError:
         """Return the death of the process when that is what is behind an engine's error, else the error."""
         if self.process is None or not isinstance(error, EngineError) or isinstance(error, EngineDied):
@@ -138,7 +147,7 @@ class Instance:
 
 
 def put_aside(log_file: Path) -> None:
-    """Give each start a file of its own, so that a death is not explained by the one before; the last but one is kept."""
+    """Give each start a log of its own, so that no death is explained by the one before; one old log is kept."""
     if log_file.exists():
         log_file.replace(log_file.with_suffix(FORMER))
 
@@ -176,7 +185,7 @@ class Instances:
             log.warning("engine_died", instance=instance.id, exit_code=died.exit_code, reason=died.reason)
             fact = instance.change(Event.FAILED, DIED, mono_us(), str(died))
             await self._report(fact)
-            await instance.end()
+            await instance.end_or_log()  # what a killed server leaves of its group
 
     async def close(self) -> list[InstanceChanged]:
         """End every process, all at once, and return the facts that say so; what cannot be ended is logged."""
@@ -188,9 +197,5 @@ class Instances:
 
     async def _close(self, instance: Instance) -> InstanceChanged | None:
         began_us = mono_us()
-        try:
-            await instance.end()
-        except EngineError as error:
-            log.error("engine_left", instance=instance.id, error=str(error), hint=error.hint)
-            return None
-        return instance.change(Event.STOPPED, SHUTDOWN, began_us)
+        ended = await instance.end_or_log()
+        return instance.change(Event.STOPPED, SHUTDOWN, began_us) if ended else None

@@ -2,8 +2,6 @@
 
 import asyncio
 
-import structlog
-
 from kite.engine import EngineError
 from kite_schemas.yoco import State
 from kite_yoco import core
@@ -12,13 +10,11 @@ from kite_yoco.lifecycle import Event
 
 RECOVER_S = 5.0  # to pause or resume once more; the order is late already
 
-log: structlog.stdlib.BoundLogger = structlog.get_logger()
-
 
 async def recover(instance: Instance) -> None:
     """Leave no half-done step: a wake is undone, a pause is undone, a start is ended. What cannot be is failed."""
     if instance.state in (State.ABSENT, State.FAILED):
-        await end(instance)
+        await instance.end_or_log()
     elif core.is_lost(instance.state, lives=instance.lives):
         await give_up(instance)
     else:
@@ -41,12 +37,4 @@ async def undo(instance: Instance) -> None:
 async def give_up(instance: Instance) -> None:
     """Call the instance failed, and end what is left of its process."""
     instance.move(Event.FAILED)
-    await end(instance)
-
-
-async def end(instance: Instance) -> None:
-    """End the process; one that the kernel does not end is logged, and the next start tries again."""
-    try:
-        await instance.end()
-    except EngineError as error:
-        log.error("engine_left", instance=instance.id, error=str(error), hint=error.hint)
+    await instance.end_or_log()

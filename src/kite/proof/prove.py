@@ -179,7 +179,7 @@ def _again_verdict(
     from_base = mean_micronats([(base, found) for (base, _), found in zip(recorded, now, strict=True)])
     from_print = mean_micronats([(blend, found) for (_, blend), found in zip(recorded, now, strict=True)])
     least, most = -(-mean_micronats(recorded) // 2), print_max(noise_micronats)
-    if from_base < least:
+    if from_base < least and min(from_base, from_print) <= most:  # far from both is neither, and said below
         return _like_base(from_base, least, len(positions), from_print)
     if from_print > most:
         text = f"KL from its effect print is {from_print} micronats over {len(positions)} probes, at most {most}"
