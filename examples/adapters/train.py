@@ -24,7 +24,7 @@ from tokenizers import Tokenizer
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, linear
 
-from kite.testing.bases import TARGETS, adapter_config, cache, module_shapes, smollm2, write_adapter
+from kite.testing.bases import TARGETS, adapter_config, cache, smollm2, write_adapter
 from kite.testing.llama import PEFT_PREFIX
 
 RANK = 4
@@ -91,7 +91,8 @@ def student(base: Path) -> Student:
     model = cast("nn.Module", import_module("transformers").LlamaForCausalLM.from_pretrained(base, dtype=torch.float32))
     model.requires_grad_(requires_grad=False)
     random = torch.Generator().manual_seed(0)
-    targets = module_shapes(base, TARGETS)
+    modules = [key.removesuffix(".weight") for key in model.state_dict()]
+    targets = [module for module in modules if module.rpartition(".")[2] in TARGETS]
     layers = {name: Lora(cast("nn.Linear", model.get_submodule(name)), random) for name in targets}
     for name, layer in layers.items():
         parent, _, attribute = name.rpartition(".")

@@ -5,6 +5,7 @@ import logging
 import signal
 import sys
 from collections.abc import Coroutine
+from typing import cast
 
 import structlog
 
@@ -23,11 +24,8 @@ def run(name: str, log_level: str, main: Coroutine[None, None, None]) -> int:
     tracing.start(name)
     try:
         asyncio.run(_until_told(main))
-    except KiteError as error:
-        log.error("service_failed", service=name, code=error.code, error=str(error), hint=error.hint)
-        return EXIT_FAILED
-    except Exception:  # the outermost loop: whatever it was, it is logged whole and the exit code tells
-        log.exception("service_crashed", service=name)
+    except Exception as error:  # noqa: BLE001 # the outermost loop: whatever it was, it is logged, and the code tells
+        _report(name, error)
         return EXIT_FAILED
     finally:
         tracing.stop()
@@ -36,9 +34,10 @@ def run(name: str, log_level: str, main: Coroutine[None, None, None]) -> int:
 
 def _report(name: str, error: BaseException) -> None:
     """Log an error of ours in one line, anything else with its trace; the first of a group stands for it."""
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]  # pyright: ignore[reportUnknownMemberType,reportUnknownVariableType] # a group of any
-    if isinstance(error, KiteError):
+    group = cast("BaseExceptionGroup[Exception]", error) if isinstance(error, BaseExceptionGroup) else None
+    if group is not None:
+        _report(name, group.exceptions[0])
+    elif isinstance(error, KiteError):
         log.error("service_failed", service=name, code=error.code, error=str(error), hint=error.hint)
     else:
         log.error("service_crashed", service=name, exc_info=error)

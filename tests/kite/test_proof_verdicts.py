@@ -128,8 +128,8 @@ async def test_only_numbers_that_are_not_finite_are_a_verdict(tmp_path: Path) ->
     found = await first(replace(table(0.5), fail=refused), tmp_path)
     assert code(found) is Code.NOT_FINITE
     assert isinstance(outcome(found, "a", VERSION), EffectMissing)
+    busy = EngineRefused("one token", Refusal.BUSY, "", 429)
     with pytest.raises(EngineRefused):
-        busy = EngineRefused("one token", Refusal.BUSY, "", 429)
         await first(replace(table(0.5), fail=busy), tmp_path)
     with pytest.raises(EngineLate):
         await first(replace(table(0.5), fail=EngineLate("one token", 1)), tmp_path)

@@ -371,7 +371,7 @@ def _age_us(received: Received[Order]) -> int:
 
 
 async def serve(settings: Settings) -> None:
-    """Carry out the orders of one node until cancelled. Raises MissingPath, and the errors of the bus and the journal."""
+    """Carry out the orders of one node until cancelled. Raises MissingPath, and the bus's and the journal's errors."""
     if not settings.adapters.is_dir():
         raise MissingPath(f"no adapter root {settings.adapters}", hint="set KITE_ADAPTER_ROOT to the shared folder")
     origin = Origin(source=f"kite/{SERVICE}/{settings.node}", producer=f"{SERVICE}@{__version__}")

@@ -115,7 +115,7 @@ HINTS = {
     Refusal.ADAPTER_MISSING: "the folder must exist, with the same path, on the engine's machine",
     Refusal.RANK_TOO_HIGH: "start the engine with a higher max_lora_rank, or recompress the adapter",
     Refusal.NOT_OFFERED: "the engine must run in its development mode for pause, resume and cache reset",
-    Refusal.NOT_FINITE: "NaN stays in KV blocks that others reuse, and a cache reset does not clear it: restart the instance",
+    Refusal.NOT_FINITE: "NaN stays in reused KV blocks, also after a cache reset: restart the instance",
     Refusal.SILENT: "the engine gave no reason: verify the adapter, and read the engine's log",
 }
 

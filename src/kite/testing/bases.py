@@ -1,7 +1,8 @@
 """Bases and adapters to test with: a tiny random one, a small real one, good adapters and defective ones.
 
 Bases lie in a cache folder, never in the repository. Everything is made in a temporary folder and renamed, so a folder
-that exists is complete. Random numbers are uniform: unlike normal ones they are the same bits on every processor.
+that exists is complete. Random numbers are uniform, which are scaled integers: normal ones come from vectorised
+logarithms, whose last bit may depend on the processor.
 """
 
 import json
@@ -110,7 +111,7 @@ class Tiny:
 def tiny(cache: Path) -> Path:
     """Return the folder of a random Llama with a byte-level tokenizer, made on first use (under a second, 10 MB).
 
-    Equal bytes on every machine. Needs torch, safetensors and tokenizers; neither vLLM nor transformers.
+    Equal bytes every time. Needs torch, safetensors and tokenizers; neither vLLM nor transformers.
     """
     target = cache / f"tiny-{TINY_VERSION}"
     if not target.exists():

@@ -57,7 +57,9 @@ async def expire(bus: Bus, service: str, event: Composed) -> None:
     order = decode(event.raw).data
     assert isinstance(order, Order)  # noqa: S101 # only orders expire
     kind = event.header.type.split(".")[2]
-    data = OrderExpired(order=event.header.id, kind=kind, target=order.target, node=order.node, why=ASKED)
+    data = OrderExpired(
+        order=event.header.id, service=service, kind=kind, target=order.target, node=order.node, why=ASKED
+    )
     await relay(bus, service, ordered(data, f"order/{event.header.id}"))
 
 

@@ -1,0 +1,35 @@
+"""What an embedded fleet can be told."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from kite_cli.place import DEFAULT_DIR
+
+EngineKind = Literal["vllm", "fake"]
+Dtype = Literal["bfloat16", "float32"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """What `kite up` takes.
+
+    `name` is the served name of the base (default: its folder's), `max_model_len` in tokens (default: what the base
+    has, at most 2 048), `nats_port` the port of the bus (default: a free one), `kv_cache_bytes` per engine.
+    """
+
+    base: Path
+    name: str | None = None
+    ready: int = 1
+    standbys: int = 1
+    engine: EngineKind = "vllm"
+    dir: Path = DEFAULT_DIR
+    node: str = "local"
+    nats_port: int | None = None
+    dtype: Dtype = "bfloat16"
+    max_model_len: int | None = None
+    max_loras: int = 4
+    max_lora_rank: int = 8
+    block_size: int = 32
+    kv_cache_bytes: int = 512 * 1024**2
+    log_level: str = "info"

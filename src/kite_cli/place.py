@@ -1,0 +1,144 @@
+"""Where a fleet is: `DIR/fleet.json`, or the environment."""
+
+import json
+import os
+import tempfile
+from collections.abc import Generator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+from kite.errors import Fault, KiteError, Unreachable, UsageError
+
+if TYPE_CHECKING:
+    from kite.ledger import Reader
+
+DEFAULT_DIR = Path(".kite")
+FLEET_FILE = "fleet.json"
+FORMAT = 1
+FILE_MODE = 0o600
+
+
+class Address(Protocol):
+    """What a request needs to know of a fleet."""
+
+    @property
+    def nats_url(self) -> str:
+        """Where the bus listens."""
+        ...
+
+    @property
+    def ledger_url(self) -> str:
+        """The ledger's database."""
+        ...
+
+    @property
+    def adapter_root(self) -> Path | None:
+        """The folder that adapters are given below, as the fleet's services see it."""
+        ...
+
+
+class NoFleet(Unreachable):
+    """No fleet is named, or none runs where it was named."""
+
+    code = "no_fleet"
+    fault = Fault.USER
+
+
+class FleetFileUnreadable(KiteError):
+    """`fleet.json` is there and is not what `kite up` writes."""
+
+    code = "fleet_file_unreadable"
+    fault = Fault.USER
+
+    def __init__(self, path: Path, why: str) -> None:
+        super().__init__(f"{path} cannot be read: {why}", hint="`kite up` writes it anew")
+        self.path = path
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A fleet that was found."""
+
+    nats_url: str
+    ledger_url: str
+    adapter_root: Path | None
+    name: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FleetFile:
+    """The content of `fleet.json`; `nats_url` is empty when the fleet was stopped in order."""
+
+    node: str
+    nats_url: str
+    ledger_url: str
+    adapter_root: str
+    pid: int
+    pids: dict[str, int] = field(default_factory=dict[str, int])
+    ports: dict[str, int] = field(default_factory=dict[str, int])
+    format: int = FORMAT
+
+
+def find(directory: Path | None) -> Place:
+    """Return the fleet in `directory`, else in `KITE_DIR`, else by the URLs of the environment, else in `.kite`.
+
+    Raises NoFleet, FleetFileUnreadable, and UsageError when only one of the two URLs is set.
+    """
+    from kite_cli.settings import PlaceSettings
+
+    settings = PlaceSettings()
+    chosen = directory or settings.dir
+    if chosen is not None:
+        return in_folder(chosen)
+    if settings.nats_url and settings.ledger_url:
+        return Place(settings.nats_url, settings.ledger_url, settings.adapter_root, settings.nats_url)
+    if settings.nats_url or settings.ledger_url:
+        raise UsageError("only one of KITE_NATS_URL and KITE_LEDGER_URL is set", hint="set both, or name --dir")
+    return in_folder(DEFAULT_DIR)
+
+
+def in_folder(directory: Path) -> Place:
+    """Return the fleet that `kite up` runs or ran in a folder. Raises NoFleet and FleetFileUnreadable."""
+    file = read(directory)
+    return Place(file.nats_url, file.ledger_url, Path(file.adapter_root), str(directory))
+
+
+def read(directory: Path) -> FleetFile:
+    """Read `fleet.json` of a folder. Raises NoFleet and FleetFileUnreadable."""
+    path = directory / FLEET_FILE
+    try:
+        return FleetFile(**json.loads(path.read_bytes()))
+    except (FileNotFoundError, NotADirectoryError):
+        raise NoFleet(
+            f"no fleet in {directory}", hint="start one with `kite up`, or name its folder by --dir"
+        ) from None
+    except (OSError, ValueError, TypeError) as error:
+        raise FleetFileUnreadable(path, str(error)) from error
+
+
+def write(directory: Path, file: FleetFile) -> None:
+    """Write `fleet.json` in one step, readable by its owner only."""
+    handle, scratch = tempfile.mkstemp(dir=directory, prefix=f".{FLEET_FILE}.")
+    with os.fdopen(handle, "w", encoding="utf-8") as stream:
+        json.dump(asdict(file), stream, indent=2)
+        stream.write("\n")
+    Path(scratch).chmod(FILE_MODE)
+    Path(scratch).rename(directory / FLEET_FILE)
+
+
+def bus_url(fleet: Address) -> str:
+    """Return where the bus of a running fleet listens. Raises NoFleet when it was stopped."""
+    if not fleet.nats_url:
+        raise NoFleet("the fleet is not running", hint="start it with `kite up`")
+    return fleet.nats_url
+
+
+@contextmanager
+def reading(fleet: Address) -> "Generator[Reader]":
+    """Open the ledger of a fleet, running or not. Raises the errors of `Reader.open`."""
+    from kite.ledger import Reader
+
+    with Reader.open(fleet.ledger_url) as reader:
+        yield reader

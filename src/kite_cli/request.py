@@ -1,0 +1,259 @@
+"""What can be asked of a fleet: each function publishes one request, follows it to its end and returns how it ended."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from pydantic import JsonValue
+
+from kite_cli.following import Story, Told, ask, make
+from kite_cli.intake import bring
+from kite_cli.place import Address
+from kite_schemas.arbitration import Held, OrderExpired
+from kite_schemas.envelope import Event
+from kite_schemas.guard import Compared, ComparisonFailed, ComparisonRequested
+from kite_schemas.policy import Change, ChangeRejected, ChangeRequested, PolicySet
+from kite_schemas.proof import EffectMissing
+from kite_schemas.upcycle import (
+    AdapterRefused,
+    AdapterVerified,
+    BlendFailed,
+    Ending,
+    InjectionClosed,
+    InjectionRejected,
+    InjectionRequested,
+    LoadFailed,
+    Member,
+    Violation,
+)
+from kite_schemas.why import Outcome
+from kite_schemas.yoco import InstanceReady, OrderFailed, OrderRefused, OrderRequested, WakeOrdered
+
+INJECTION_S = 180.0
+"""Silence that is still normal: computing a blend may take 120 s."""
+
+HANDOVER_S = 60.0
+COMPARISON_S = 60.0
+POLICY_S = 15.0
+FLEET = "policy/fleet"
+
+
+@dataclass(frozen=True, slots=True)
+class Injection:
+    """How an injection ended; `violations` are all of a refused adapter's (64 at most, `total` says how many)."""
+
+    story: Story
+    ending: Ending
+    reason: str
+    detail: str
+    blend: str
+    version: str | None
+    members: tuple[Member, ...]
+    base_weight_ppm: int
+    violations: tuple[Violation, ...]
+    total: int
+    verified: AdapterVerified | None
+
+    @property
+    def ok(self) -> bool:
+        """Whether it did what was asked."""
+        return self.ending in (Ending.PROMOTED, Ending.DRY_RUN)
+
+
+@dataclass(frozen=True, slots=True)
+class Handover:
+    """How an order for capacity ended: with `ready`, or with the reason why not. `took_us` is ledger time."""
+
+    story: Story
+    ready: InstanceReady | None
+    deadline_us: int
+    took_us: int
+    code: str
+    detail: str
+
+    @property
+    def ok(self) -> bool:
+        """Whether one more instance is ready."""
+        return self.ready is not None
+
+    @property
+    def in_time(self) -> bool:
+        """Whether it was ready before its deadline, from the order to the first token, by the ledger's clock."""
+        return self.ready is not None and self.took_us <= self.deadline_us
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """How a comparison ended: with `measured`, or with the reason why not."""
+
+    story: Story
+    measured: Compared | None
+    code: str
+    detail: str
+
+    @property
+    def ok(self) -> bool:
+        """Whether there is a verdict."""
+        return self.measured is not None
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyChange:
+    """How a change of the policy ended."""
+
+    story: Story
+    digest: str
+    detail: str
+
+    @property
+    def ok(self) -> bool:
+        """Whether the changed policy is in force."""
+        return bool(self.digest)
+
+
+async def inject(
+    fleet: Address,
+    *,
+    adapter: Path,
+    base: str,
+    blend: str | None = None,
+    weight_ppm: int | None = None,
+    anchors: Sequence[str] = (),
+    replace: str | None = None,
+    dry_run: bool = False,
+    reason: str = "",
+    name: str | None = None,
+    on_event: Told | None = None,
+    on_copied: Callable[[Path], None] | None = None,
+) -> Injection:
+    """Inject an adapter into a blend (default: the base's name in lower case) and follow it until it is closed.
+
+    `on_copied` is told the folder when the adapter was not below the adapter root. Raises what `bring` and `ask` raise,
+    and UsageError for names and weights that cannot be.
+    """
+    from kite_upcycle.store import served_name
+
+    called = blend or base.lower()
+    served_name(called, "0" * 64)  # a name that cannot be served is refused here, not after the blend was computed
+    brought = bring(adapter, fleet.adapter_root, name)
+    if brought.copied_to is not None and on_copied is not None:
+        on_copied(brought.copied_to)
+    request = make(
+        InjectionRequested,
+        reason,
+        blend=called,
+        adapter=brought.ref,
+        base=base,
+        weight_ppm=weight_ppm,
+        anchors=tuple(anchors),
+        replace=replace,
+        dry_run=dry_run,
+    )
+    story = await ask(fleet, f"blend/{called}", request, _is_closed, limit_s=INJECTION_S, on_event=on_event)
+    return _injection(story)
+
+
+def _is_closed(event: Event) -> bool:
+    return isinstance(event.data, InjectionClosed)
+
+
+def _injection(story: Story) -> Injection:
+    closed = story.last(InjectionClosed)
+    assert closed is not None  # noqa: S101 # `ask` returns after it
+    refused = story.last(AdapterRefused)
+    return Injection(
+        story=story,
+        ending=closed.outcome,
+        reason=closed.why.reason,
+        detail=_why_not(story),
+        blend=closed.blend,
+        version=closed.version,
+        members=closed.members,
+        base_weight_ppm=closed.base_weight_ppm,
+        violations=refused.violations if refused else (),
+        total=refused.total if refused else 0,
+        verified=story.last(AdapterVerified),
+    )
+
+
+def _why_not(story: Story) -> str:
+    """Return the sentence of whatever kept an injection from its end, empty when nothing did."""
+    if rejected := story.last(InjectionRejected):
+        return rejected.detail
+    if failed := story.last(BlendFailed):
+        return f"{failed.code}: {failed.message}"
+    if missing := story.last(EffectMissing):
+        return f"{missing.instance}: {missing.code}: {missing.message}"
+    if unloaded := story.last(LoadFailed):
+        return f"{unloaded.instance}: {unloaded.code}: {unloaded.message}"
+    if expired := story.last(OrderExpired):
+        return f"{expired.kind} for {expired.target} expired"
+    return ""
+
+
+async def order(
+    fleet: Address, base: str, *, instance: str | None = None, reason: str = "", on_event: Told | None = None
+) -> Handover:
+    """Ask for one more ready instance of a base and follow it until its first token. Raises what `ask` raises."""
+    request = make(OrderRequested, reason, base=base, instance=instance)
+    story = await ask(fleet, f"base/{base}", request, _is_last, limit_s=HANDOVER_S, on_event=on_event)
+    ready, woken = story.last(InstanceReady), story.last(WakeOrdered)
+    began_us, ended_us = story.at_us(WakeOrdered), story.at_us(InstanceReady)
+    code, detail = _obstacle(story)
+    return Handover(
+        story=story,
+        ready=ready,
+        deadline_us=woken.deadline_us if woken else 0,
+        took_us=ended_us - began_us if began_us is not None and ended_us is not None else 0,
+        code=code,
+        detail=detail,
+    )
+
+
+async def compare(
+    fleet: Address,
+    first: str,
+    second: str,
+    *,
+    blend: str | None = None,
+    reason: str = "",
+    on_event: Told | None = None,
+) -> Comparison:
+    """Have two instances compared by what they answer, and follow it. Raises what `ask` raises."""
+    request = make(ComparisonRequested, reason, first=first, second=second, blend=blend)
+    story = await ask(fleet, f"instance/{first}", request, _is_last, limit_s=COMPARISON_S, on_event=on_event)
+    code, detail = _obstacle(story)
+    return Comparison(story, story.last(Compared), code, detail)
+
+
+def _is_last(event: Event) -> bool:
+    data = event.data
+    return isinstance(data, Held | OrderExpired) or (isinstance(data, Outcome) and data.done)
+
+
+def _obstacle(story: Story) -> tuple[str, str]:
+    """Return code and sentence of what kept an order from being done; both empty when nothing did."""
+    match story.facts[-1].event.data:
+        case Held(why=why, detail=detail):
+            return why.reason, detail
+        case OrderExpired(kind=kind, target=target):
+            return "expired", f"{kind} for {target} expired"
+        case OrderRefused() | OrderFailed() | ComparisonFailed() | EffectMissing() as failed:
+            return failed.code, failed.message
+        case _:
+            return "", ""
+
+
+async def change(
+    fleet: Address, changes: Sequence[tuple[str, JsonValue]], *, reason: str = "", on_event: Told | None = None
+) -> PolicyChange:
+    """Change settings of the policy by key and JSON value, and follow it. Raises what `ask` raises."""
+    wanted = tuple(Change(key=key, value=value) for key, value in changes)
+    request = make(ChangeRequested, reason, changes=wanted)
+    story = await ask(fleet, FLEET, request, _is_decided, limit_s=POLICY_S, on_event=on_event)
+    applied, rejected = story.last(PolicySet), story.last(ChangeRejected)
+    return PolicyChange(story, applied.digest if applied else "", rejected.detail if rejected else "")
+
+
+def _is_decided(event: Event) -> bool:
+    return isinstance(event.data, PolicySet | ChangeRejected)
