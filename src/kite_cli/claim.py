@@ -71,9 +71,13 @@ async def claimed(directory: Path) -> AsyncGenerator[Claim]:
         await _take(directory, lock)
         os.ftruncate(lock, 0)
         os.pwrite(lock, f"{os.getpid()}\n".encode(), 0)
-        yield Claim(directory.resolve(), lock)
+        yield Claim(_full(directory), lock)
     finally:
         os.close(lock)
+
+
+def _full(directory: Path) -> Path:
+    return directory.resolve()
 
 
 def _open(directory: Path) -> int:

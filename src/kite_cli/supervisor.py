@@ -4,6 +4,7 @@ import asyncio
 import os
 import re
 import signal
+import sys
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -102,8 +103,6 @@ class Program:
 
     async def start(self) -> None:
         """Start the module; its output goes to the end of the log. Must be called in the main thread."""
-        import sys
-
         with self.log.open("ab") as output:
             self._process = await asyncio.create_subprocess_exec(
                 *command([sys.executable, "-m", self.module]),

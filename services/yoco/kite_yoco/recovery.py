@@ -1,6 +1,7 @@
 """After a step that failed: bring the instance to a state that can be told."""
 
 import asyncio
+from collections.abc import Coroutine
 
 from kite.engine import EngineError
 from kite_schemas.yoco import State
@@ -9,6 +10,20 @@ from kite_yoco.instances import Instance
 from kite_yoco.lifecycle import Event
 
 RECOVER_S = 5.0  # to pause or resume once more; the order is late already
+
+
+async def to_the_end(doing: Coroutine[None, None, None]) -> None:
+    """Await something bounded that must not be cut short; a cancellation is raised once it has ended."""
+    task = asyncio.create_task(doing)
+    cancelled: asyncio.CancelledError | None = None
+    while not task.done():
+        try:
+            await asyncio.shield(task)
+        except asyncio.CancelledError as error:
+            cancelled = error
+    if cancelled is not None:
+        raise cancelled
+    task.result()
 
 
 async def recover(instance: Instance) -> None:

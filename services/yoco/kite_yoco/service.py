@@ -1,8 +1,6 @@
 """The composition root of yoco: bus, worker and instances put together, registered, and taken apart again."""
 
 import asyncio
-from collections.abc import Coroutine
-from contextlib import suppress
 from pathlib import Path
 
 import structlog
@@ -16,6 +14,7 @@ from kite_schemas.yoco import InstanceChanged, NodeRegistered, SleepMode
 from kite_yoco.devices import find_devices, memory_bytes
 from kite_yoco.duty import Place
 from kite_yoco.instances import Instances
+from kite_yoco.recovery import to_the_end
 from kite_yoco.settings import Settings
 from kite_yoco.table import tasks
 
@@ -48,7 +47,7 @@ async def serve(settings: Settings) -> None:
             await worker.publish(f"instance/{fact.instance}", fact)
 
         instances = Instances(settings.node, report)
-        place = Place(instances, settings.logs, settings.adapter_root, probes.default())
+        place = Place(instances, settings.logs, settings.adapters, probes.default())
         worker = Worker(
             bus=bus,
             origin=origin,
@@ -69,7 +68,7 @@ def prepare(logs: Path) -> None:
 
 
 async def work(worker: Worker, instances: Instances, node: str) -> None:
-    """Run the worker and register the node; whatever ends it, no engine is left."""
+    """Run the worker and register the node; whatever ends it, and however often it is told to, no engine is left."""
     running = asyncio.create_task(worker.run())
     try:
         await asyncio.sleep(0)  # the worker opens its journal in its first step: a second yoco ends there, unregistered
@@ -79,7 +78,7 @@ async def work(worker: Worker, instances: Instances, node: str) -> None:
         await asyncio.wait({running})
         running.result()
     finally:
-        await insist(close(worker, running, instances))
+        await to_the_end(close(worker, running, instances))
 
 
 def registration(node: str) -> NodeRegistered:
@@ -106,12 +105,3 @@ async def close(worker: Worker, running: "asyncio.Task[None]", instances: Instan
             await asyncio.gather(*(worker.publish(f"instance/{fact.instance}", fact) for fact in gone))
     except (KiteError, TimeoutError) as error:
         log.warning("farewell_unsaid", instances=[fact.instance for fact in gone], reason=str(error))
-
-
-async def insist(ending: Coroutine[None, None, None]) -> None:
-    """Await the end of something bounded, even when told again to stop: a second SIGTERM must not leave a child."""
-    task = asyncio.create_task(ending)
-    while not task.done():
-        with suppress(asyncio.CancelledError):
-            await asyncio.shield(task)
-    task.result()

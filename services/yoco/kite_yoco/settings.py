@@ -20,3 +20,8 @@ class Settings(NodeSettings):
     def logs(self) -> Path:
         """The folder of the engines' output, one file an instance."""
         return self.state_dir / LOGS
+
+    @property
+    def adapters(self) -> Path:
+        """The adapter root as engines are told it: an absolute path."""
+        return self.adapter_root.absolute()

@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
+from kite.engine import EngineError
 from kite.errors import KiteError
 from kite.orders import Emit, Received, Task, Tasks
 from kite_schemas.why import Outcome
@@ -21,7 +22,7 @@ from kite_yoco import core
 from kite_yoco.duty import Duty, Place
 from kite_yoco.instances import Instance
 from kite_yoco.lifecycle import WrongState
-from kite_yoco.recovery import recover
+from kite_yoco.recovery import recover, to_the_end
 from kite_yoco.rest import drain, sleep, stop
 from kite_yoco.start import start
 from kite_yoco.wake import wake
@@ -60,16 +61,21 @@ def task(place: Place, body: Callable[[Duty[OrderT]], Awaitable[Outcome]]) -> Ta
 async def carried(place: Place, instance: Instance, doing: Awaitable[Outcome]) -> Outcome:
     """Await the outcome; whatever ends it early, the instance is in a state that can be told. Raises KiteError."""
     try:
-        return await doing
+        return await explained(instance, doing)
     except WrongState as error:
         return OrderRefused(instance=instance.id, code=error.code, message=core.fitted(str(error)))
-    except KiteError as error:
+    except (KiteError, asyncio.CancelledError):  # cancelled: late, given up, or the end of yoco, which ends all itself
+        if not place.instances.closing:
+            await to_the_end(recover(instance))
+        raise
+
+
+async def explained(instance: Instance, doing: Awaitable[Outcome]) -> Outcome:
+    """Await the outcome; when the engine's death is behind an error, raise that. Raises KiteError."""
+    try:
+        return await doing
+    except EngineError as error:
         cause = await instance.cause(error)
-        await recover(instance)
         if cause is error:
             raise
         raise cause from error
-    except asyncio.CancelledError:  # late, given up, or the end of yoco, which ends every process itself
-        if not place.instances.closing:
-            await recover(instance)
-        raise

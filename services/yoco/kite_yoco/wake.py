@@ -40,12 +40,13 @@ async def wake(duty: Duty[WakeOrdered]) -> InstanceReady:
     stage("load")
     for resident in plan.load:
         await load(duty, resident)
-    stage("prove")
-    for resident, effect_print in plan.prove:
-        await prove(duty, resident, effect_print)
     stage("token")
     if plan.base:
         await first_token(instance.engine, instance.base)
+    token_us = mono_us()
+    stage("prove")
+    for resident, effect_print in plan.prove:
+        token_us = await prove(duty, resident, effect_print)
     instance.move(Event.PROVEN)
     return InstanceReady(
         instance=instance.id,
@@ -56,7 +57,7 @@ async def wake(duty: Duty[WakeOrdered]) -> InstanceReady:
         versions=core.versions(order.residents),
         noise_micronats=order.noise_micronats,
         t_wake_us=awake_us - began_us,
-        t_first_token_us=mono_us() - began_us,
+        t_first_token_us=token_us - began_us,
     )
 
 
@@ -86,8 +87,11 @@ async def load(duty: Duty[WakeOrdered], resident: Resident) -> None:
     await duty.tell(BlendLoaded(instance=duty.instance.id, version=resident.version, duration_us=mono_us() - began_us))
 
 
-async def prove(duty: Duty[WakeOrdered], resident: Resident, effect_print: EffectPrint) -> None:
-    """Hold one resident against its print and say what came out. Raises EffectLost, and the proof's errors."""
+async def prove(duty: Duty[WakeOrdered], resident: Resident, effect_print: EffectPrint) -> int:
+    """Hold one resident against its print and say what came out; return when it had answered (monotonic, in us).
+
+    Raises EffectLost, and the proof's errors.
+    """
     instance = duty.instance
     found: Proven | Missing = await prove_again(
         instance.engine,
@@ -99,7 +103,9 @@ async def prove(duty: Duty[WakeOrdered], resident: Resident, effect_print: Effec
         duty.place.adapter_root,
         probes_max=PROBES_MAX,
     )
+    answered_us = mono_us()
     await duty.tell(outcome(found, instance.id, resident.version))
     if isinstance(found, Missing):
         instance.move(Event.UNPROVEN)
         raise EffectLost(resident.version, found)
+    return answered_us

@@ -1,0 +1,25 @@
+"""The `kite` command put together: one Typer for every noun, and the commands without one."""
+
+import typer
+
+from kite_cli import adapter, config, guard, incident, up, upcycle, yoco
+
+
+def build() -> typer.Typer:
+    """Return the whole command."""
+    app = typer.Typer(
+        name="kite",
+        help="KITE runs a fleet of vLLM servers. Commands marked [reads] look, those marked [changes] do something.",
+        no_args_is_help=True,
+        rich_markup_mode=None,
+        pretty_exceptions_enable=False,
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )
+    up.register(app)
+    incident.register(app)
+    app.add_typer(upcycle.app, name="upcycle")
+    app.add_typer(adapter.app, name="adapter")
+    app.add_typer(yoco.app, name="yoco")
+    app.add_typer(guard.app, name="guard")
+    app.add_typer(config.app, name="config")
+    return app

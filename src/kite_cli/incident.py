@@ -1,0 +1,211 @@
+"""`kite status`, `timeline`, `explain` and `replay`: what the engineer on call asks first."""
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from kite.errors import UsageError
+from kite_cli.exits import Exit
+from kite_cli.flags import AsJson, Dir
+from kite_cli.output import Progress, duration, fail, moment, say, say_json, short, show, table
+
+if TYPE_CHECKING:
+    from kite_incident.replay import Verdict
+    from kite_incident.timeline import Entry, Step
+
+UNITS_S = {"s": 1, "m": 60, "h": 3_600, "d": 86_400}
+SPAN_MAX_S = 3_660 * 86_400
+HEX_CHARS = 8
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands that have no noun."""
+    app.command()(status)
+    app.command()(timeline)
+    app.command()(explain)
+    app.command()(replay)
+
+
+def status(*, directory: Dir = None, as_json: AsJson = False) -> int:
+    """[reads] Say in one sentence how the fleet is; then instances, blends, leader and ledger."""
+    from kite import clock
+    from kite_cli import place
+    from kite_cli.health import look
+    from kite_cli.yoco import record, show_instances
+
+    with place.reading(place.find(directory)) as reader:
+        health = look(reader, clock.wall_us())
+    state = health.state
+    if as_json:
+        say_json(health.record())
+        for instance in sorted(state.instances.values(), key=lambda found: found.id):
+            say_json(record(instance, state))
+        for blend in sorted(state.blends.values(), key=lambda found: found.name):
+            say_json({"kind": "blend", "blend": blend.name, "base": blend.base, "version": blend.resident.version})
+        return Exit.OK
+    say(health.sentence)
+    if state.instances:
+        show_instances(state, as_json=False)
+    for blend in sorted(state.blends.values(), key=lambda found: found.name):
+        say(f"blend {blend.name} is {blend.resident.version} ({len(blend.members)} members)")
+    say(health.ledger)
+    return Exit.OK
+
+
+def timeline(
+    *,
+    since: Annotated[str, typer.Option("--since", metavar="SPAN", help="As 20m, 90s, 2h, 1d (before the end).")] = "",
+    steps: Annotated[bool, typer.Option("--steps", help="Every event of each entry.")] = False,
+    directory: Dir = None,
+    as_json: AsJson = False,
+) -> int:
+    """[reads] Tell what happened: one row for a request and all that followed from it. Times are UTC."""
+    from kite_cli import place
+    from kite_incident.timeline import timeline as tell
+
+    span_us = span(since) if since else None
+    with place.reading(place.find(directory)) as reader:
+        start_us = 0 if span_us is None else reader.head.ledger_us - span_us
+        entries = tell(reader.rows(), start_us)
+    if as_json:
+        for entry in entries:
+            say_json(_entry(entry, steps=steps))
+    else:
+        table(("TIME", "POS", "WHAT", "OUTCOME", "TOOK", "TRACE"), _lines(entries, steps=steps))
+    return Exit.OK
+
+
+def span(text: str) -> int:
+    """Read a span of time into microseconds. Raises UsageError.
+
+    >>> span("20m")
+    1200000000
+    """
+    number, unit = text[:-1], text[-1:]
+    if not number.isascii() or not number.isdecimal() or unit not in UNITS_S:
+        raise UsageError(f"{text!r} is no span of time", hint="a whole number and s, m, h or d, as in 20m")
+    seconds = int(number) * UNITS_S[unit]
+    if seconds > SPAN_MAX_S:
+        raise UsageError(f"{text!r} is longer than any ledger", hint="leave --since out for all of it")
+    return seconds * 1_000_000
+
+
+def _lines(entries: "list[Entry]", *, steps: bool) -> list[tuple[str, ...]]:
+    lines: list[tuple[str, ...]] = []
+    for entry in entries:
+        head = (moment(entry.at_us), str(entry.steps[0].pos), entry.title, entry.outcome)
+        lines.append((*head, duration(entry.took_us), entry.trace_id[:HEX_CHARS]))
+        if steps:
+            lines += [_line(step) for step in entry.steps]
+    return lines
+
+
+def _line(step: "Step") -> tuple[str, ...]:
+    mark = "→" if step.decision else "·"
+    what = f"  {mark} {step.lane}: {short(step.type)} {step.subject}"
+    return moment(step.at_us), str(step.pos), what, step.detail, "", step.id[:HEX_CHARS] if step.decision else ""
+
+
+def _entry(entry: "Entry", *, steps: bool) -> dict[str, object]:
+    told: dict[str, object] = {
+        "correlation": entry.correlation,
+        "at": moment(entry.at_us),
+        "at_us": entry.at_us,
+        "pos": entry.steps[0].pos,
+        "title": entry.title,
+        "outcome": entry.outcome,
+        "took_us": entry.took_us,
+        "events": len(entry.steps),
+        "trace_id": entry.trace_id,
+    }
+    return {**told, "steps": [_step(step) for step in entry.steps]} if steps else told
+
+
+def _step(step: "Step") -> dict[str, object]:
+    return {
+        "pos": step.pos,
+        "id": step.id,
+        "at_us": step.at_us,
+        "lane": step.lane,
+        "type": step.type,
+        "subject": step.subject,
+        "decision": step.decision,
+        "detail": step.detail,
+    }
+
+
+def explain(
+    decision: Annotated[str, typer.Argument(metavar="DECISION", help="Its position, its id, or how that begins.")],
+    *,
+    directory: Dir = None,
+    as_json: AsJson = False,
+) -> int:
+    """[reads] Say why a decision was taken: rules with value, threshold and margin; candidates; inputs; trace."""
+    from kite_cli import place
+    from kite_cli.account import lines, record
+    from kite_incident.explain import explain as account
+
+    with place.reading(place.find(directory)) as reader:
+        explanation = account(reader, decision)
+    if as_json:
+        say_json(record(explanation))
+    else:
+        for line in lines(explanation):
+            say(line)
+    return Exit.OK
+
+
+def replay(
+    *,
+    first: Annotated[int, typer.Option("--from", metavar="POS", min=1, help="First position.")] = 1,
+    last: Annotated[int | None, typer.Option("--to", metavar="POS", min=1, help="Last position.")] = None,
+    directory: Dir = None,
+    as_json: AsJson = False,
+) -> int:
+    """[reads] Decide everything again and compare with what was decided; exit 3 at the first difference."""
+    from kite_cli import place
+    from kite_incident.replay import verify
+
+    with place.reading(place.find(directory)) as reader, Progress("replaying") as progress:
+        end = reader.head.pos
+        verdict = verify(reader, first, last, lambda pos: progress.waiting(f"replaying {pos} of {end}"))
+    if as_json:
+        say_json(_verdict(verdict))
+    elif verdict.identical:
+        say(f"{verdict.decisions} decisions, identical")
+    else:
+        _diverged(verdict)
+    return Exit.OK if verdict.identical else Exit.DIVERGED
+
+
+def _diverged(verdict: "Verdict") -> None:
+    found = verdict.divergence
+    assert found is not None  # noqa: S101 # the caller asked
+    if found.differences:
+        rows = [(d.field, str(d.recorded), str(d.replayed)) for d in found.differences]
+        show([], ("FIELD", "RECORDED", "REPLAYED"), rows, as_json=False)
+    what = f"position {found.pos}: {short(found.type)} is {found.kind} (caused by position {found.cause_pos})"
+    fail(f"diverged at {what}", f"the {verdict.decisions} decisions before it are identical, if it is the last")
+
+
+def _verdict(verdict: "Verdict") -> dict[str, object]:
+    found = verdict.divergence
+    divergence = None
+    if found is not None:
+        divergence = {
+            "pos": found.pos,
+            "kind": found.kind,
+            "cause_pos": found.cause_pos,
+            "type": found.type,
+            "differences": [
+                {"field": d.field, "recorded": d.recorded, "replayed": d.replayed} for d in found.differences
+            ],
+        }
+    return {
+        "first": verdict.first,
+        "last": verdict.last,
+        "inputs": verdict.inputs,
+        "decisions": verdict.decisions,
+        "identical": verdict.identical,
+        "divergence": divergence,
+    }
