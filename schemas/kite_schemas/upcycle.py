@@ -225,7 +225,7 @@ class LoadOrdered(Order):
 
     TYPE = "kite.upcycle.load_ordered.v1"
 
-    request: EventId | None = Field(description="the injection it belongs to; absent for a repair")
+    request: EventId | None = Field(default=None, description="the injection it belongs to; absent for a repair")
     instance: Name
     endpoint: Endpoint
     base: Name

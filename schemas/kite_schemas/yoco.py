@@ -142,7 +142,7 @@ class WakeOrdered(InstanceOrder):
 
     TYPE = "kite.yoco.wake_ordered.v1"
 
-    request: EventId | None
+    request: EventId | None = None
     path: Path
     deadline_us: Us
     residents: tuple[Resident, ...]

@@ -11,8 +11,8 @@ from pydantic_core import from_json, to_json
 from kite.clock import iso
 from kite.ledger import ChainBroken, Draft, Ledger, Reader
 from kite.testing.ledger import forge
-from kite_arbitrator.state import Row
-from kite_arbitrator.testing import Story
+from kite_arbitrator.state import Row, current
+from kite_arbitrator.testing import BASE, NODE, Story
 from kite_incident.explain import NoSuchDecision, explain
 from kite_incident.replay import NothingToReplay, verify
 from kite_incident.timeline import timeline
@@ -58,6 +58,10 @@ def story() -> Story:
     fleet.promote("credit", weight_ppm=600_000, anchors=("credit",))
     fleet.promote("laundering", weight_ppm=400_000)
     fleet.order()
+    fleet.change(f"{NODE}-{BASE}-0", "ready", "failed", "engine_died")
+    fleet.wait(current(fleet.state).yoco.start_backoff_us + 1)
+    fleet.ready(f"{NODE}-{BASE}-0")
+    assert fleet.kinds() == ["load_ordered"]  # a repair: it belongs to no request
     return fleet
 
 

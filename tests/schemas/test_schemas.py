@@ -1,6 +1,7 @@
 """Events as bytes: what is written can be read, and what is wrong is refused with the place."""
 
 from pathlib import Path
+from typing import get_args
 
 import pytest
 from pydantic import ValidationError
@@ -9,6 +10,7 @@ from pydantic_core import from_json, to_json
 from kite_schemas import generate
 from kite_schemas.envelope import EVENT_MAX_BYTES, Header, MalformedEvent, decode, encode
 from kite_schemas.ledger import Tick
+from kite_schemas.model import Data
 from kite_schemas.registry import TYPES
 from kite_schemas.upcycle import AdapterRef
 from kite_schemas.yoco import OrderRequested
@@ -90,6 +92,12 @@ def test_an_adapter_path_below_the_root_is_taken(path: str):
 def test_no_payload_that_a_decision_reads_has_a_float():
     text = "".join(generate.schema(model) for model in TYPES.values())
     assert '"type": "number"' not in text
+
+
+@pytest.mark.parametrize("model", TYPES.values(), ids=TYPES)
+def test_what_may_be_absent_has_a_default_since_it_is_left_out_when_written(model: type[Data]):
+    required = [field for field in model.model_fields.values() if field.is_required()]
+    assert not any(type(None) in get_args(field.annotation) for field in required)
 
 
 def test_the_committed_schemas_are_those_of_the_models():

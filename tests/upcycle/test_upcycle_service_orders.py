@@ -201,9 +201,9 @@ async def process(desk: Desk, *prefix: str) -> AsyncGenerator[asyncio.subprocess
     try:
         yield running
     finally:
-        with suppress(ProcessLookupError):
-            running.send_signal(signal.SIGTERM)
-        await running.wait()
+        if running.returncode is None:
+            running.terminate()
+            assert await running.wait() == 0
 
 
 @dataclass
