@@ -13,8 +13,8 @@ from kite.engine import EngineProcess, EngineSpec
 from kite.engine.process import members
 from kite.testing import bases
 from kite.testing.engine import START_S, Adapters, make_adapters, tiny_spec
-from kite.testing.fake.collector import Collector
 from kite.testing.llama import Llama
+from kite.testing.otlp import Receiver
 
 
 @pytest.fixture(scope="session")
@@ -36,19 +36,19 @@ def tiny_model(tiny_base: Path) -> Llama:
 
 
 @pytest.fixture(scope="session")
-def collector() -> Generator[Collector]:
+def collector() -> Generator[Receiver]:
     """A receiver of the spans of both servers."""
-    with Collector() as collector:
+    with Receiver() as collector:
         yield collector
 
 
 @contextmanager
-def running(spec: EngineSpec, log: Path, collector: Collector) -> Generator[EngineProcess]:
+def running(spec: EngineSpec, log: Path, collector: Receiver) -> Generator[EngineProcess]:
     """Give a healthy server; at the end nothing of it may be left.
 
     It has an event loop of its own, since it outlives the loops of single tests.
     """
-    env = {**os.environ, "OTEL_EXPORTER_OTLP_ENDPOINT": collector.url}
+    env = {**os.environ, "OTEL_EXPORTER_OTLP_ENDPOINT": collector.endpoint}
     with asyncio.Runner(loop_factory=asyncio.new_event_loop) as runner:
         process = runner.run(EngineProcess.start(spec, log=log, env=env))
         try:
@@ -61,7 +61,7 @@ def running(spec: EngineSpec, log: Path, collector: Collector) -> Generator[Engi
 
 @pytest.fixture(scope="session")
 def fake_server(
-    tiny_base: Path, tmp_path_factory: pytest.TempPathFactory, collector: Collector
+    tiny_base: Path, tmp_path_factory: pytest.TempPathFactory, collector: Receiver
 ) -> Generator[EngineProcess]:
     """A running fake with the tiny base."""
     log = tmp_path_factory.mktemp("fake") / "engine.log"
@@ -71,7 +71,7 @@ def fake_server(
 
 @pytest.fixture(scope="session")
 def vllm_server(
-    tiny_base: Path, tmp_path_factory: pytest.TempPathFactory, collector: Collector
+    tiny_base: Path, tmp_path_factory: pytest.TempPathFactory, collector: Receiver
 ) -> Generator[EngineProcess]:
     """A running vLLM on CPU with the tiny base (about 30 s to start)."""
     if importlib.util.find_spec("vllm") is None:

@@ -19,7 +19,8 @@ Micronats = Annotated[int, Field(strict=True, ge=0, le=INT64_MAX)]
 Ppm = Annotated[int, Field(strict=True, ge=0, le=PPM)]
 Ratio = Annotated[int, Field(strict=True, ge=0, le=INT64_MAX)]
 """Parts per million that may exceed one whole."""
-Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=NAME_MAX_CHARS)]
+NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]*$"
+Name = Annotated[str, StringConstraints(pattern=NAME_PATTERN, max_length=NAME_MAX_CHARS)]
 Version = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*@[0-9a-f]{12}$", max_length=128)]
 """The name under which an engine serves a blend: `<blend>@<first 12 hex digits of its digest>`."""
 Digest = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]

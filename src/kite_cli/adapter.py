@@ -9,7 +9,7 @@ from kite.errors import MissingPath
 from kite_cli.exits import Exit
 from kite_cli.flags import AsJson, group
 from kite_cli.options import Options
-from kite_cli.output import fail, note, percent, say, say_json
+from kite_cli.output import count, fail, note, percent, say, say_json
 from kite_cli.upcycle import show_violations
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ def _print(path: Path, report: "Report") -> None:
         say(f"{path.name} keeps the contract: {size}")
     else:
         show_violations(report.violations)
-        fail(f"{path.name} breaks the contract: {len(report.violations)} violations")
+        fail(f"{path.name} breaks the contract: {count(len(report.violations), 'violation')}")
 
 
 def _record(report: "Report") -> dict[str, object]:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from kite.ledger import Head, Reader
 from kite_arbitrator.rules.v1.fleet import instance_id
 from kite_arbitrator.state import Instance, State
-from kite_cli.output import duration, moment
+from kite_cli.output import count, duration, moment
 from kite_incident.replay import state_at
 from kite_schemas.envelope import decode
 from kite_schemas.ledger import LeaseTaken, Tick
@@ -95,9 +95,10 @@ def judge(state: State, silent_us: int) -> tuple[str, str]:
 
 def _counts(state: State, wanted: list[tuple[str, bool]]) -> str:
     found = [state.instances[name].state for name, _ in wanted if name in state.instances]
-    counts = f"{found.count(Life.READY)} ready, {found.count(Life.ASLEEP)} asleep of {len(wanted)} instances"
+    counts = f"{found.count(Life.READY)} ready, {found.count(Life.ASLEEP)} asleep of {count(len(wanted), 'instance')}"
     open_now = len(state.injections)
-    return f"{counts}, {len(state.blends)} blends" + (f", {open_now} injections under way" if open_now else "")
+    under_way = f", {count(open_now, 'injection')} under way" if open_now else ""
+    return f"{counts}, {count(len(state.blends), 'blend')}{under_way}"
 
 
 def _rests(instance: Instance | None, *, standby: bool) -> bool:

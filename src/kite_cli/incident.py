@@ -7,7 +7,7 @@ import typer
 from kite.errors import UsageError
 from kite_cli.exits import Exit
 from kite_cli.flags import AsJson, Dir
-from kite_cli.output import Progress, duration, fail, moment, say, say_json, short, show, table
+from kite_cli.output import Progress, count, duration, fail, moment, say, say_json, short, show, table
 
 if TYPE_CHECKING:
     from kite_incident.replay import Verdict
@@ -47,7 +47,7 @@ def status(*, directory: Dir = None, as_json: AsJson = False) -> int:
     if state.instances:
         show_instances(state, as_json=False)
     for blend in sorted(state.blends.values(), key=lambda found: found.name):
-        say(f"blend {blend.name} is {blend.resident.version} ({len(blend.members)} members)")
+        say(f"blend {blend.name} is {blend.resident.version} ({count(len(blend.members), 'member')})")
     say(health.ledger)
     return Exit.OK
 

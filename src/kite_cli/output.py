@@ -136,7 +136,7 @@ def quiet() -> None:
     structlog.configure(
         processors=[structlog.processors.add_log_level, structlog.processors.LogfmtRenderer(sort_keys=False)],
         wrapper_class=structlog.make_filtering_bound_logger(logging.ERROR),
-        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+        logger_factory=lambda *_: structlog.PrintLogger(sys.stderr),  # the stderr of then, not of now
     )
 
 
@@ -172,6 +172,15 @@ def percent(ppm: int) -> str:
     ('30 %', '0.3217 %')
     """
     return f"{(Decimal(ppm) / PPM_PER_PERCENT).normalize():f} %"
+
+
+def count(number: int, noun: str) -> str:
+    """Put a number before a noun.
+
+    >>> count(1, "violation"), count(0, "blend")
+    ('1 violation', '0 blends')
+    """
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 def short(event_type: str) -> str:

@@ -135,10 +135,25 @@ def bus_url(fleet: Address) -> str:
     return fleet.nats_url
 
 
+class LedgerUnreadable(KiteError):
+    """The ledger holds a row that this version cannot read."""
+
+    code = "ledger_unreadable"
+    fault = Fault.OPERATOR
+
+    def __init__(self, url: str, why: str) -> None:
+        super().__init__(f"the ledger {url} has a row that cannot be read: {why}", hint="use the version that wrote it")
+        self.url = url
+
+
 @contextmanager
 def reading(fleet: Address) -> "Generator[Reader]":
-    """Open the ledger of a fleet, running or not. Raises the errors of `Reader.open`."""
+    """Open the ledger of a fleet, running or not. Raises the errors of `Reader.open`, and LedgerUnreadable."""
     from kite.ledger import Reader
+    from kite_schemas.envelope import MalformedEvent
 
     with Reader.open(fleet.ledger_url) as reader:
-        yield reader
+        try:
+            yield reader
+        except MalformedEvent as error:
+            raise LedgerUnreadable(fleet.ledger_url, str(error)) from error

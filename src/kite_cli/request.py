@@ -126,14 +126,14 @@ async def inject(
     on_event: Told | None = None,
     on_copied: Callable[[Path], None] | None = None,
 ) -> Injection:
-    """Inject an adapter into a blend (default: the base's name in lower case) and follow it until it is closed.
+    """Inject an adapter into a blend (default: the base's name) and follow it until it is closed.
 
     `on_copied` is told the folder when the adapter was not below the adapter root. Raises what `bring` and `ask` raise,
     and UsageError for names and weights that cannot be.
     """
     from kite_upcycle.store import served_name
 
-    called = blend or base.lower()
+    called = blend or base
     served_name(called, "0" * 64)  # a name that cannot be served is refused here, not after the blend was computed
     brought = bring(adapter, fleet.adapter_root, name)
     if brought.copied_to is not None and on_copied is not None:

@@ -120,6 +120,7 @@ async def _serve(options: Options, *, as_json: bool) -> None:
 
 def _step(progress: Progress, event: "Event") -> None:
     """Print what happens to an instance; what requests bring about is for those who made them."""
+    from kite_cli.readiness import SUPERSEDED
     from kite_schemas.yoco import InstanceChanged, InstanceReady, OrderFailed, OrderRefused, StartOrdered
 
     match event.data:
@@ -129,6 +130,8 @@ def _step(progress: Progress, event: "Event") -> None:
             progress.step(f"{instance} ready ({path}, {duration(took_us)})")
         case InstanceChanged(instance=instance, to_state=state, code=code) if state not in ("starting", "warming"):
             progress.step(f"{instance} {state} ({code})")
+        case OrderFailed(code=code) if code in SUPERSEDED:
+            pass
         case OrderFailed(instance=instance, code=code, message=message):
             progress.step(f"{instance} failed: {code}: {message}")
         case OrderRefused(instance=instance, code=code, message=message):

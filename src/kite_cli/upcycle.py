@@ -8,7 +8,7 @@ import typer
 from kite.errors import Fault, KiteError, UsageError
 from kite_cli.exits import Exit
 from kite_cli.flags import AsJson, Dir, Reason, group
-from kite_cli.output import Progress, duration, fail, percent, say, say_json, table
+from kite_cli.output import Progress, count, duration, fail, percent, say, say_json, table
 from kite_cli.share import PPM, ppm
 
 if TYPE_CHECKING:
@@ -163,7 +163,7 @@ def _print(outcome: "Injection") -> None:
     if outcome.ok:
         say(f"{outcome.ending}: {outcome.blend}{version} after {took}; trace {outcome.story.trace_id}")
         return
-    said = f"{outcome.total} violations" if outcome.violations else outcome.detail or outcome.reason
+    said = count(outcome.total, "violation") if outcome.violations else outcome.detail or outcome.reason
     fail(f"{outcome.ending} ({outcome.reason}): {said}", f"`kite timeline --steps`; trace {outcome.story.trace_id}")
 
 

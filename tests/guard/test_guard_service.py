@@ -19,7 +19,7 @@ from kite.errors import KiteError
 from kite.events import new_id
 from kite.testing import bases
 from kite.testing.bus import bus as running_bus
-from kite.testing.engine import BASE_NAME, START_S, Adapters, make_adapters, tiny_spec
+from kite.testing.engine import BASE_NAME, START_S, Adapters, tiny_spec
 from kite.testing.eventually import eventually
 from kite.testing.orders import ASKED, TTL_US, facts, give
 from kite_guard.service import serve
@@ -29,7 +29,7 @@ from kite_schemas.guard import Compared, ComparisonFailed, ComparisonOrdered, Si
 NODE = "n1"
 VERSION = "credit@0123456789ab"
 SHORT_TTL_US = 2_000_000
-SHARPER = 2.0  # makes top tokens of the tiny base likely enough to be compared: 0.94 of the mass instead of 0.43
+DULLER = 0.4
 FACT_S = 30.0
 
 
@@ -46,33 +46,28 @@ def fake(base: Path, log: Path) -> Generator[EngineProcess]:
 
 
 @pytest.fixture(scope="module")
-def sharp_base(tiny_base: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The tiny base with its last norm scaled, so that it is surer of its next token."""
+def dull_server(tiny_base: Path, tmp_path_factory: pytest.TempPathFactory) -> Generator[EngineProcess]:
+    """A fake whose base is so unsure of its next token that 20 tokens cover too little."""
     from safetensors.torch import load
 
-    out = tmp_path_factory.mktemp("sharp") / "base"
+    out = tmp_path_factory.mktemp("dull") / "base"
     shutil.copytree(tiny_base, out)
     weights = load((out / "model.safetensors").read_bytes())
-    weights["model.norm.weight"] *= SHARPER
+    weights["model.norm.weight"] *= DULLER
     bases.write_tensors(out / "model.safetensors", weights)
-    return out
+    with fake(out, out.parent / "engine.log") as server:
+        yield server
 
 
 @pytest.fixture(scope="module")
 def engines(
-    sharp_base: Path, tmp_path_factory: pytest.TempPathFactory
+    tiny_base: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Generator[tuple[EngineProcess, EngineProcess]]:
-    """Two instances of the sharp base."""
+    """Two instances of the tiny base."""
     logs = tmp_path_factory.mktemp("logs")
     with ExitStack() as stack:
-        first, second = (stack.enter_context(fake(sharp_base, logs / f"{name}.log")) for name in "ab")
+        first, second = (stack.enter_context(fake(tiny_base, logs / f"{name}.log")) for name in "ab")
         yield first, second
-
-
-@pytest.fixture(scope="module")
-def sharp_adapters(sharp_base: Path, tmp_path_factory: pytest.TempPathFactory) -> Adapters:
-    """Adapters for the sharp base."""
-    return make_adapters(tmp_path_factory.mktemp("sharp-adapters"), sharp_base)
 
 
 @pytest_asyncio.fixture
@@ -138,11 +133,11 @@ async def about(bus: Bus, order: str) -> list[Compared | ComparisonFailed]:
 
 @pytest.mark.usefixtures("guard")
 async def test_two_instances_are_compared_on_order(
-    bus: Bus, sides: tuple[Engine, Engine], sharp_adapters: Adapters
+    bus: Bus, sides: tuple[Engine, Engine], tiny_adapters: Adapters
 ) -> None:
     first, second = sides
     for engine in sides:
-        await engine.load(VERSION, str(sharp_adapters.good))
+        await engine.load(VERSION, str(tiny_adapters.good))
     alike = await outcome(bus, comparison(first.url, second.url, VERSION))
     assert isinstance(alike, Compared)
     assert (alike.first, alike.second, alike.model) == ("a", "b", VERSION)
@@ -151,7 +146,7 @@ async def test_two_instances_are_compared_on_order(
     assert alike.covered_ppm > 800_000
 
     await second.unload(VERSION)
-    await second.load(VERSION, str(sharp_adapters.matchless))
+    await second.load(VERSION, str(tiny_adapters.matchless))
     apart = await outcome(bus, comparison(first.url, second.url, VERSION))
     assert isinstance(apart, Compared)
     assert apart.p99_micronats >= apart.kl_micronats > 320_000
@@ -159,7 +154,7 @@ async def test_two_instances_are_compared_on_order(
 
 @pytest.mark.usefixtures("guard")
 async def test_what_cannot_be_measured_is_no_agreement(
-    bus: Bus, sides: tuple[Engine, Engine], sharp_adapters: Adapters, fake_server: EngineProcess
+    bus: Bus, sides: tuple[Engine, Engine], tiny_adapters: Adapters, dull_server: EngineProcess
 ) -> None:
     first, second = sides
     nobody = f"http://127.0.0.1:{free_port()}"
@@ -171,10 +166,10 @@ async def test_what_cannot_be_measured_is_no_agreement(
 
     assert await code(first.url, nobody, BASE_NAME) == "unreachable"
     assert await code(first.url, second.url, VERSION) == "model_unknown"
-    assert await code(fake_server.url, fake_server.url, BASE_NAME) == "too_little_covered"
+    assert await code(dull_server.url, dull_server.url, BASE_NAME) == "too_little_covered"
 
-    await second.load(VERSION, str(sharp_adapters.nan))
-    await first.load(VERSION, str(sharp_adapters.good))
+    await second.load(VERSION, str(tiny_adapters.nan))
+    await first.load(VERSION, str(tiny_adapters.good))
     assert await code(first.url, second.url, VERSION) == "not_finite"
 
     await second.pause()

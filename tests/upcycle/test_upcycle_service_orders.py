@@ -317,7 +317,6 @@ async def test_every_fact_of_an_order_belongs_to_its_request_and_its_trace(
         assert (header.traceparent or "")[3:35] == TRACEPARENT[3:35]
 
 
-@pytest.mark.xfail(strict=True, reason="kite.engine reads OpenTelemetry's context, which kite.tracing does not set")
 @pytest.mark.usefixtures("upcycle")
 async def test_every_request_to_the_engine_carries_the_trace_of_its_order(
     desk: Desk, fake_server: EngineProcess
@@ -455,7 +454,7 @@ def may_mount() -> bool:
 
 
 @pytest.mark.skipif(not may_mount(), reason="a small disk needs a mount namespace, which is forbidden here")
-async def test_a_full_store_fails_the_blend_and_keeps_nothing_of_it(desk: Desk) -> None:
+async def test_a_full_store_fails_the_blend_and_says_so(desk: Desk) -> None:
     store = desk.root / "store"
     store.mkdir()
     on_small_disk = ("unshare", "--map-root-user", "--mount", "sh", "-c", SMALL_DISK, str(store))

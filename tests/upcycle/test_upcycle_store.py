@@ -175,6 +175,6 @@ def test_a_manifest_is_strict_and_its_bytes_do_not_vary() -> None:
 
 def test_a_served_name_carries_the_version() -> None:
     assert served_name("credit-eu", "0123456789abcdef" * 4) == "credit-eu@0123456789ab"
-    for blend, address in (("Credit", "a" * 64), ("a@b", "a" * 64), ("", "a" * 64), ("ok", "a" * 12)):
+    for blend, address in (("-credit", "a" * 64), ("a@b", "a" * 64), ("", "a" * 64), ("ok", "a" * 12)):
         with pytest.raises(UsageError):
             served_name(blend, address)

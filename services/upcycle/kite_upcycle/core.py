@@ -18,7 +18,7 @@ from kite_schemas.upcycle import (
 )
 from kite_upcycle import blend, violations
 from kite_upcycle.base import Base
-from kite_upcycle.store import SHORT_DIGEST_CHARS, Version
+from kite_upcycle.store import Version, served_name
 from kite_upcycle.verify import Limits, Report, share_ppm
 
 STORE = "store"
@@ -52,23 +52,14 @@ def stored_digest(resident: Resident) -> str | None:
     Nothing else is ever loaded: the name and the path of a version are the key of the engine's prefix cache.
     """
     found = _STORED.fullmatch(resident.path)
-    if found is None or version_name(resident.blend, found["digest"]) != resident.version:
+    if found is None or served_name(resident.blend, found["digest"]) != resident.version:
         return None
     return found["digest"]
 
 
-def version_name(name: str, digest: str) -> str:
-    """Return the name under which engines serve a version of a blend.
-
-    >>> version_name("credit", "ab" * 32)
-    'credit@abababababab'
-    """
-    return f"{name}@{digest[:SHORT_DIGEST_CHARS]}"
-
-
 def resident(name: str, digest: str) -> Resident:
     """Return a stored version of a blend as instances hold it; it has no print before its first proof."""
-    return Resident(blend=name, version=version_name(name, digest), path=f"{STORE}/sha256/{digest}")
+    return Resident(blend=name, version=served_name(name, digest), path=f"{STORE}/sha256/{digest}")
 
 
 def limits(order: VerificationOrdered) -> Limits:

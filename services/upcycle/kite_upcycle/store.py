@@ -16,6 +16,7 @@ from typing import ClassVar, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from kite.errors import Fault, KiteError, MissingPath, UsageError
+from kite_schemas.model import NAME_MAX_CHARS, NAME_PATTERN
 from kite_upcycle.reader import CONFIG_NAME, MANIFEST_NAME, TENSORS_NAME, digest
 from kite_upcycle.violations import UnreadableAdapter
 
@@ -25,7 +26,7 @@ MAX_MEMBERS = 64
 FOLDER_MODE = 0o755  # vLLM may run as another user
 FILE_MODE = 0o444
 _DIGEST = re.compile(r"[0-9a-f]{64}")
-_BLEND = re.compile(r"[a-z0-9][a-z0-9._\-]{0,63}")
+_BLEND = re.compile(NAME_PATTERN)
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _CONTENTS = {CONFIG_NAME, TENSORS_NAME, MANIFEST_NAME}
 
@@ -112,8 +113,10 @@ def served_name(blend: str, address: str) -> str:
     >>> served_name("credit", "ab" * 32)
     'credit@abababababab'
     """
-    if not _BLEND.fullmatch(blend):
-        raise UsageError(f"blend name {blend!r} is not allowed", hint="use a-z, 0-9 and ._- (at most 64 characters)")
+    if len(blend) > NAME_MAX_CHARS or not _BLEND.fullmatch(blend):
+        raise UsageError(
+            f"blend name {blend!r} is not allowed", hint=f"use letters, digits and ._- (at most {NAME_MAX_CHARS})"
+        )
     return f"{blend}@{_checked(address)[:SHORT_DIGEST_CHARS]}"
 
 

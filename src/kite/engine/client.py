@@ -6,8 +6,8 @@ from contextlib import contextmanager
 from typing import Self, TypeAlias
 
 import httpx
-from opentelemetry.propagate import inject
 
+from kite import tracing
 from kite.engine.errors import EngineAnswer, EngineError, EngineLate, EngineRefused, EngineUnreachable, refusal
 from kite.engine.reading import (
     TOKENS_MAX,
@@ -179,15 +179,13 @@ class Engine:
         body: Mapping[str, object] | None = None,
         query: Mapping[str, str] | None = None,
     ) -> httpx.Response:
-        headers: dict[str, str] = {}
-        inject(headers)
         with transport_errors(self.url, what, limit_s):
             answer = await self._http.request(
                 method,
                 path,
                 json=body,
                 params=query,
-                headers=headers,
+                headers=tracing.headers(),
                 timeout=httpx.Timeout(limit_s, connect=min(CONNECT_S, limit_s)),
             )
         if not answer.is_success:

@@ -9,9 +9,8 @@ from pathlib import Path
 from typing import TypeAlias
 
 import psutil
-from opentelemetry.propagate import inject
 
-from kite import launch
+from kite import launch, tracing
 from kite.clock import US_PER_S, mono_us
 from kite.engine.client import Engine
 from kite.engine.command import HOST, command, environment
@@ -53,13 +52,11 @@ class EngineProcess:
         """
         chosen = free_port() if port is None else port
         inherited = os.environ if env is None else env
-        carrier: dict[str, str] = {}
-        inject(carrier)
         argv, overlay = command(
             spec,
             chosen,
             otlp_endpoint=inherited.get("OTEL_EXPORTER_OTLP_ENDPOINT", ""),
-            traceparent=carrier.get("traceparent", ""),
+            traceparent=tracing.traceparent() or "",
         )
         with log.open("ab") as out:
             written = out.tell()

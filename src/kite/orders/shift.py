@@ -161,7 +161,7 @@ class Shift:
                 flight.limit = limit
                 return await self._task(received.data).handler(received, self._emit(received)), ""
         except KiteError as error:
-            return self._failed(received, error.code, str(error)), error.code
+            return self._failed(received, error.code, _said(error)), error.code
         except TimeoutError:
             if not limit.expired():
                 raise  # the handler's own, which it should have dealt with
@@ -208,3 +208,8 @@ class Shift:
             attributes=attributes,
         ) as span:
             yield span
+
+
+def _said(error: KiteError) -> str:
+    """Return what went wrong and what to do about it, as the failure's message."""
+    return f"{error} ({error.hint})" if error.hint else str(error)

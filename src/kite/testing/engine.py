@@ -13,8 +13,8 @@ from typing import Literal
 import httpx
 import pytest
 import pytest_asyncio
-from opentelemetry import context, trace
 
+from kite import tracing
 from kite.engine import (
     Death,
     Engine,
@@ -31,8 +31,8 @@ from kite.engine.process import members
 from kite.engine.reading import TOP_MAX
 from kite.testing import bases
 from kite.testing.eventually import eventually
-from kite.testing.fake.collector import Collector
 from kite.testing.llama import Llama
+from kite.testing.otlp import Receiver
 
 BASE_NAME = "tiny"
 GIB = 1024**3
@@ -231,21 +231,12 @@ class EngineContract:
         activity = await engine.activity()
         assert (activity.running, activity.waiting) == (0, 0)
 
-    async def test_joins_the_callers_trace(self, engine: Engine, collector: Collector) -> None:
-        parent = trace.SpanContext(
-            trace_id=secrets.randbits(128),
-            span_id=secrets.randbits(64),
-            is_remote=False,
-            trace_flags=trace.TraceFlags(1),
-        )
-        token = context.attach(trace.set_span_in_context(trace.NonRecordingSpan(parent)))
-        try:
+    async def test_joins_the_callers_trace(self, engine: Engine, collector: Receiver) -> None:
+        trace_id, span_id = secrets.token_hex(16), secrets.token_hex(8)
+        with tracing.span("test", parent=f"00-{trace_id}-{span_id}-01"):
             await engine.distributions(BASE_NAME, [PROMPT])
-        finally:
-            context.detach(token)
-        trace_id = trace.format_trace_id(parent.trace_id)
-        (span,) = await eventually(lambda: collector.spans("llm_request", trace_id))
-        assert span.parent_id == trace.format_span_id(parent.span_id)
+        (span,) = await eventually(lambda: [s for s in collector.trace(trace_id) if s.name == "llm_request"])
+        assert span.parent_id == span_id
         assert span.service == "vllm"
 
     async def test_nothing_there_is_unreachable(self) -> None:
@@ -274,9 +265,9 @@ class ProcessContract:
         assert members(process.pid) == []
 
     async def test_a_stranger_on_the_port_is_not_taken_for_it(
-        self, spec: EngineSpec, tmp_path: Path, collector: Collector
+        self, spec: EngineSpec, tmp_path: Path, collector: Receiver
     ) -> None:
-        port = int(collector.url.rpartition(":")[2])
+        port = int(collector.endpoint.rpartition(":")[2])
         process = await EngineProcess.start(spec, log=tmp_path / "engine.log", port=port)
         with pytest.raises(EngineDied) as caught:
             await process.wait_healthy(START_S)

@@ -1,0 +1,53 @@
+"""One embedded fleet for all tests of the command line, and the command itself, run inside the test's process."""
+
+from collections.abc import Callable, Generator
+from pathlib import Path
+
+import pytest
+
+from kite.testing import bases
+from kite_cli.__main__ import main
+from kite_cli.testing import Ended, Up, left
+
+Kite = Callable[..., Ended]
+BASE = "tiny"
+
+
+@pytest.fixture(scope="session")
+def up(tiny_base: Path, tmp_path_factory: pytest.TempPathFactory) -> Generator[Up]:
+    """A fleet of two ready instances and a standby, which leaves nothing behind."""
+    directory = tmp_path_factory.mktemp("cli") / "fleet"
+    with Up(tiny_base, directory, "--name", BASE, "--ready", "2", "--json") as up:
+        yield up
+    assert left(directory) == []
+
+
+@pytest.fixture
+def kite(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Kite:
+    """Run a command: `kite("status", "--json")`. No fleet is named by the environment."""
+    for name in ("KITE_DIR", "KITE_NATS_URL", "KITE_LEDGER_URL", "KITE_ADAPTER_ROOT"):
+        monkeypatch.delenv(name, raising=False)
+
+    def run(*arguments: str | Path) -> Ended:
+        code = main([str(argument) for argument in arguments])
+        said = capsys.readouterr()
+        return Ended(code, said.out, said.err)
+
+    return run
+
+
+@pytest.fixture
+def on(kite: Kite, up: Up, monkeypatch: pytest.MonkeyPatch) -> Kite:
+    """Run a command on the shared fleet."""
+    monkeypatch.setenv("KITE_DIR", str(up.dir))
+    return kite
+
+
+@pytest.fixture
+def make_adapter(tmp_path: Path, tiny_base: Path) -> Callable[..., Path]:
+    """Write an adapter that fits the base: `make_adapter("credit", seed=3)`."""
+
+    def make(name: str, *, seed: int, rank: int = 4) -> Path:
+        return bases.adapter(tmp_path / name, tiny_base, rank=rank, seed=seed)
+
+    return make
