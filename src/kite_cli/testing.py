@@ -80,7 +80,7 @@ class Up:
     def __enter__(self) -> Self:
         self.start()
         try:
-            self.wait_for("fleet ready")
+            self.wait_for("fleet_ready" if "--json" in self._argv else "fleet ready")
         except BaseException:
             self._close()
             raise

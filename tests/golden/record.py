@@ -1,0 +1,137 @@
+"""Record what later versions must still read and replay: the demo's history, and one payload of every event type.
+
+    KITE_CACHE=/tmp/kite-golden/bases .venv/bin/python tests/golden/record.py
+
+A recorded file is never edited; a new version of a type or of the rules gets a new one. What is there is left alone.
+"""
+
+import asyncio
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from kite.ledger import Reader
+from kite_cli.demo import Demo, DemoOptions
+from kite_cli.output import note, quiet
+from kite_cli.place import in_folder
+from kite_incident.history import lines
+from kite_schemas.arbitration import Held, OrderExpired
+from kite_schemas.envelope import Header, encode
+from kite_schemas.guard import ComparisonFailed
+from kite_schemas.ledger import BusGap, EventIdConflict, LeaseTaken, Refusal, Rejected
+from kite_schemas.model import Data
+from kite_schemas.policy import ChangeRejected
+from kite_schemas.proof import EffectMissing, Missing
+from kite_schemas.registry import TYPES
+from kite_schemas.upcycle import (
+    AdapterRef,
+    BlendFailed,
+    InjectionRejected,
+    LoadFailed,
+    MemberDropped,
+    RollbackFailed,
+    RollbackOrdered,
+    RolledBack,
+)
+from kite_schemas.why import Reason, RuleValue, Why
+from kite_schemas.yoco import OrderFailed, OrderRefused, State, StopOrdered
+
+HERE = Path(__file__).parent
+DIR = Path("/tmp/kite-golden/demo")  # noqa: S108 # it ends up in the history, so it is the same everywhere
+HISTORY = HERE / "histories" / "demo-fake-1.jsonl"
+
+ID = "018f0000-0000-7000-8000-000000000000"
+VERSION = "risk@0123456789ab"
+WHY = Why(
+    reason=Reason.EXPIRED,
+    rules=(RuleValue(id="order.open_us", value=2, threshold=1, margin=-1, fired=True),),
+    causes=(1,),
+    policy="0" * 64,
+)
+ORDER: dict[str, Any] = {"why": WHY, "node": "n1", "target": "instance/a", "expires_us": 1, "ttl_us": 1}
+DONE: dict[str, Any] = {"order": ID, "attempt": 1, "done": True}
+ADAPTER = AdapterRef(name="credit", path="adapters/credit", digest="0" * 64)
+
+RARE: tuple[tuple[str, Data], ...] = (
+    ("blend/risk", InjectionRejected(why=WHY, request=ID, blend="risk", detail="no room")),
+    ("blend/risk", MemberDropped(why=WHY, request=ID, blend="risk", member=ADAPTER, weight_ppm=9_000)),
+    ("blend/risk", BlendFailed(**DONE, request=ID, code="rank_exceeded", message="12 > 8", duration_us=1)),
+    ("instance/a", LoadFailed(**DONE, instance="a", version=VERSION, stage="load", code="refused", message="")),
+    (
+        "instance/a",
+        RollbackOrdered(**ORDER, request=ID, instance="a", endpoint="http://127.0.0.1:8000", version=VERSION),
+    ),
+    ("instance/a", RolledBack(**DONE, request=ID, instance="a", version=VERSION)),
+    ("instance/a", RollbackFailed(**DONE, request=ID, instance="a", version=VERSION, code="unreachable", message="")),
+    ("instance/a", EffectMissing(**DONE, instance="a", version=VERSION, code=Missing.LIKE_BASE, message="")),
+    ("instance/a", StopOrdered(**ORDER, instance="a")),
+    ("instance/a", OrderRefused(**DONE, instance="a", code="wrong_state", message="")),
+    (
+        "instance/a",
+        OrderFailed(**DONE, instance="a", state=State.FAILED, stage="start", code="engine_died", message=""),
+    ),
+    ("instance/a", ComparisonFailed(**DONE, request=ID, first="a", second="b", code="timeout", message="")),
+    ("base/tiny", Held(why=WHY, detail="no standby", request=ID)),
+    (
+        f"order/{ID}",
+        OrderExpired(why=WHY, order=ID, service="yoco", kind="start_ordered", target="instance/a", node="n1"),
+    ),
+    ("policy/fleet", ChangeRejected(why=WHY, request=ID, detail="unknown setting")),
+    (
+        "ledger/fleet",
+        Rejected(
+            stream="KITE_EVT", seq=1, bus_subject="x", code=Refusal.MALFORMED, message="not JSON", content="AAECAw=="
+        ),
+    ),
+    ("ledger/fleet", EventIdConflict(stream="KITE_EVT", seq=1, event_id=ID)),
+    ("ledger/fleet", BusGap(stream="KITE_EVT", first=1, last=2)),
+)
+
+
+def main() -> int:
+    """Record what is missing; fail when a type has no recorded payload in the end."""
+    quiet()
+    if not HISTORY.exists():
+        asyncio.run(Demo(DemoOptions(engine="fake", base="tiny", dir=DIR), note).run())
+        with Reader.open(in_folder(DIR).ledger_url) as reader:
+            recorded = [line for row in reader.rows() for line in lines([row])]
+            events = {row.type: row.raw for row in reader.rows() if row.type != LeaseTaken.TYPE}
+        HISTORY.write_text("\n".join(map(_nameless, recorded)) + "\n", encoding="utf-8")
+        for kind, raw in events.items():
+            _keep(kind, raw)
+    for subject, data in (*RARE, ("ledger/fleet", LeaseTaken(epoch=1, holder="arbitrator:1"))):
+        header = Header(
+            id=ID,
+            source="kite/golden/1",
+            type=data.TYPE,
+            subject=subject,
+            time="2026-01-01T00:00:00.000000Z",
+            producer="golden@0",
+        )
+        _keep(data.TYPE, encode(header, data))
+    missing = [kind for kind in TYPES if not _place(kind).exists()]
+    for kind in missing:
+        note(f"no payload of {kind} was recorded")
+    return 1 if missing else 0
+
+
+def _nameless(line: str) -> str:
+    """Leave the recording machine's name out of the history."""
+    fields = json.loads(line)
+    if fields["type"] == LeaseTaken.TYPE:
+        fields["event"]["data"]["holder"] = "arbitrator:1"
+    return json.dumps(fields, ensure_ascii=False, separators=(",", ":"))
+
+
+def _place(kind: str) -> Path:
+    return HERE / "events" / f"{kind}.json"
+
+
+def _keep(kind: str, raw: bytes) -> None:
+    if not _place(kind).exists():
+        _place(kind).write_bytes(raw + b"\n")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
