@@ -23,6 +23,9 @@ from kite_schemas.why import Fact, Order, Outcome, Request
 
 DEVICES_MAX = 256
 
+SHUTDOWN = "shutdown"
+"""Code of the last change of an instance whose node stops: until it registers again, nothing is ordered there."""
+
 
 class State(StrEnum):
     """Where an instance is in its life."""

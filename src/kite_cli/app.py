@@ -2,7 +2,7 @@
 
 import typer
 
-from kite_cli import adapter, config, guard, incident, up, upcycle, yoco
+from kite_cli import adapter, config, demo, guard, incident, up, upcycle, yoco
 
 
 def build() -> typer.Typer:
@@ -16,6 +16,7 @@ def build() -> typer.Typer:
         context_settings={"help_option_names": ["-h", "--help"]},
     )
     up.register(app)
+    demo.register(app)
     incident.register(app)
     app.add_typer(upcycle.app, name="upcycle")
     app.add_typer(adapter.app, name="adapter")

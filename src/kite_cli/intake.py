@@ -53,6 +53,8 @@ def bring(path: Path, root: Path | None, name: str | None = None) -> Brought:
     if not path.is_dir():
         raise MissingPath(f"adapter {path} is not a folder", hint="give the folder that PEFT's save_pretrained wrote")
     called = name or proper(path.resolve().name)
+    if called != proper(called):
+        raise UsageError(f"{called!r} cannot be the name of an adapter", hint=f"as in {proper(called)!r}")
     inside = _below(path, root)
     if inside is not None:
         return Brought(AdapterRef(name=called, path=str(inside), digest=digest(inside, root=root)), None)

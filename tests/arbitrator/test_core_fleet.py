@@ -163,3 +163,14 @@ def test_a_change_takes_effect_as_the_whole_policy_with_its_digest():
     (set_,) = [row.data for row in fleet.last if isinstance(row.data, PolicySet)]
     assert set_.policy.upcycle.weight_decay_ppm == 710_000
     assert set_.digest == fleet.state.policy_digest != before
+
+
+def test_a_node_that_stops_is_given_no_orders_until_it_registers_again():
+    fleet = Story().up()
+    for name in (FIRST, STANDBY):
+        fleet.change(name, str(fleet.state.instances[name].state), "absent", "shutdown")
+        assert fleet.kinds() == []
+    fleet.wait(1_000_000)
+    assert fleet.kinds() == []
+    fleet.register("second boot")
+    assert fleet.kinds() == ["start_ordered", "start_ordered"]

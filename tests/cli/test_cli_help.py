@@ -53,7 +53,7 @@ def test_the_module_is_the_command():
         ("explain", "DECISION"),
         ("up --base /b --engine other", "other"),
         ("up --base /b --nats-port 0", "nats-port"),
-        ("replay --from zero", "zero"),
+        ("replay --from zero", "--from"),
         ("timeline --since 20x", "20x"),
         ("timeline --since 9999999999d", "longer than any ledger"),
         ("upcycle inject --target tiny", "--adapter"),

@@ -42,6 +42,7 @@ from kite_schemas.upcycle import (
 )
 from kite_schemas.why import Order, Outcome, Reason
 from kite_schemas.yoco import (
+    SHUTDOWN,
     DrainOrdered,
     InstanceChanged,
     InstanceReady,
@@ -144,6 +145,8 @@ def _changed(state: State, row: Row, data: InstanceChanged) -> State:
     if data.to_state is Life.ABSENT:
         moved = structs.replace(moved, versions=(), endpoint="", summoned=False)
     state = put(state, moved)
+    if data.code == SHUTDOWN:
+        state = structs.replace(state, nodes=without(state.nodes, data.node))
     return state if moved.state is Life.READY else _lost(state, instance.id)
 
 

@@ -109,7 +109,7 @@ def _report(findings: Findings, base: Base, limits: Limits) -> Report:
 
 
 def resolve(entries: Mapping[str, Entry], base: Base) -> tuple[list[Pair], list[Violation]]:
-    """Pair the tensors by module, sorted by path; what resolves to no linear layer of the base is a violation."""
+    """Pair the tensors by module, layer by layer; what resolves to no linear layer of the base is a violation."""
     sides: dict[str, dict[str, Entry]] = {}
     violations: list[Violation] = []
     for key, entry in entries.items():
@@ -118,8 +118,13 @@ def resolve(entries: Mapping[str, Entry], base: Base) -> tuple[list[Pair], list[
             violations.append(found)
         elif match := KEY.fullmatch(key):
             sides.setdefault(match["module"], {})[match["side"]] = entry
-    pairs = [Pair(module, both.get("A"), both.get("B")) for module, both in sorted(sides.items())]
+    pairs = [Pair(module, both.get("A"), both.get("B")) for module, both in sorted(sides.items(), key=_in_order)]
     return pairs, violations
+
+
+def _in_order(item: tuple[str, object]) -> list[tuple[int, str]]:
+    """Sort numbers in a module's path as numbers: layer 2 comes before layer 10."""
+    return [(int(part), "") if part.isdecimal() else (0, part) for part in item[0].split(".")]
 
 
 def _name_violation(key: str, base: Base) -> Violation | None:
@@ -213,7 +218,8 @@ def _check_contents(tensors: Tensors, pairs: list[Pair]) -> Iterator[Violation]:
         extremes = {entry.name: _extremes(tensors, entry) for entry in pair.sides if entry.dtype in SUPPORTED_DTYPES}
         for name, (lowest, highest) in extremes.items():
             if not (math.isfinite(lowest) and math.isfinite(highest)):
-                yield violation(Code.NOT_FINITE, name, expected="finite numbers", found=f"{lowest} to {highest}")
+                found = "nan" if math.isnan(lowest) else f"{lowest} to {highest}"
+                yield violation(Code.NOT_FINITE, name, expected="finite numbers", found=found)
         if (0.0, 0.0) in extremes.values():
             zero.append(pair)
     if len(zero) == len(pairs) and (pairs or not tensors.entries):

@@ -12,7 +12,7 @@ import structlog
 from kite.clock import US_PER_S, mono_us
 from kite.engine import Engine, EngineDied, EngineError, EngineProcess, EngineUnreachable
 from kite.errors import Fault, KiteError
-from kite_schemas.yoco import EngineSpec, InstanceChanged, State
+from kite_schemas.yoco import SHUTDOWN, EngineSpec, InstanceChanged, State
 from kite_yoco import core
 from kite_yoco.lifecycle import Event, step
 
@@ -20,7 +20,6 @@ STOP_GRACE_S = 10.0  # vLLM takes 1-3 s; what is left then is killed
 DEATH_S = 1.0  # a connection breaks a moment before the process can be waited for
 OUTCOME_S = 0.5  # from the end of a handler until its outcome is on the bus, generously
 DIED = "engine_died"
-SHUTDOWN = "shutdown"
 FORMER = ".former.log"
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger()
