@@ -27,6 +27,7 @@ check: venv-fake  ## format, lint, types, import contracts
 	$(VENV)/bin/pyright
 	$(VENV)/bin/lint-imports
 	$(VENV)/bin/python -m kite_schemas.generate --check
+	$(VENV)/bin/python -m kite_cli.reference --check
 
 venv: $(VENV)/.vllm.stamp  ## KITE, its tools, and vLLM on CPU
 

@@ -5,10 +5,15 @@
 
 import json
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import TypeAlias
 
 from kite_schemas.model import Data
 from kite_schemas.registry import TYPES
+
+Files: TypeAlias = Mapping[Path, str]
+"""Generated text by its place below the root of the project."""
 
 SCHEMAS = Path("schemas/json")
 TABLE = Path("docs/events.md")
@@ -48,32 +53,32 @@ def _row(name: str, model: type[Data]) -> str:
     return f"| `{name}` | {BY[model.KIND]} | {says} | {fields} |"
 
 
-def files() -> dict[Path, str]:
+def files() -> Files:
     """Return every generated file with its content."""
     return {SCHEMAS / f"{name}.json": schema(model) for name, model in TYPES.items()} | {TABLE: table()}
 
 
-def differing(root: Path) -> list[Path]:
-    """Return the generated files below `root` that are missing or not as they would be written now."""
-    return [path for path, text in files().items() if not _same(root / path, text)]
+def differing(root: Path, wanted: Files) -> list[Path]:
+    """Return those of the wanted files below `root` that are missing or have other content."""
+    return [path for path, text in wanted.items() if not _same(root / path, text)]
 
 
 def _same(path: Path, text: str) -> bool:
     return path.is_file() and path.read_text(encoding="utf-8") == text
 
 
-def main() -> int:
-    """Write the files, or with `--check` fail when one differs."""
-    found = differing(Path())
-    if "--check" in sys.argv[1:]:
+def run(wanted: Files, arguments: Sequence[str]) -> int:
+    """Write the files below the current folder, or with `--check` fail when one differs; return the exit code."""
+    found = differing(Path(), wanted)
+    if "--check" in arguments:
         for path in found:
             sys.stderr.write(f"{path} is not as generated\n")
         return 1 if found else 0
     for path in found:
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(files()[path], encoding="utf-8")
+        path.write_text(wanted[path], encoding="utf-8")
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run(files(), sys.argv[1:]))

@@ -35,7 +35,7 @@ class Pool(Model):
 class Fleet(Model):
     """What should run."""
 
-    pools: tuple[Pool, ...] = Field(max_length=POOLS_MAX)
+    pools: tuple[Pool, ...] = Field(max_length=POOLS_MAX, description="what should run, as `kite up` sets it")
 
 
 class UpcyclePolicy(Model):
@@ -51,20 +51,20 @@ class YocoPolicy(Model):
 
     cold_start_deadline_us: PositiveUs = Field(description="from the order to the first token")
     start_backoff_us: PositiveUs = Field(description="wait before a failed start is ordered again; doubles each time")
-    start_backoff_max_us: PositiveUs
+    start_backoff_max_us: PositiveUs = Field(description="the longest of these waits")
 
 
 class ExpiryPolicy(Model):
     """How long an order may stay open, in ledger time."""
 
-    verify_us: PositiveUs
-    blend_us: PositiveUs
-    load_us: PositiveUs
-    start_us: PositiveUs
-    wake_us: PositiveUs
-    drain_us: PositiveUs
-    sleep_us: PositiveUs
-    compare_us: PositiveUs
+    verify_us: PositiveUs = Field(description="to check an adapter")
+    blend_us: PositiveUs = Field(description="to compute and store a blend")
+    load_us: PositiveUs = Field(description="to load a version and prove it, or to take it out")
+    start_us: PositiveUs = Field(description="to start an engine until its first token")
+    wake_us: PositiveUs = Field(description="to wake a standby until its first token")
+    drain_us: PositiveUs = Field(description="until a drained instance has no request left")
+    sleep_us: PositiveUs = Field(description="to put a drained instance to sleep")
+    compare_us: PositiveUs = Field(description="to compare two instances")
 
 
 class ArbitrationPolicy(Model):

@@ -5,6 +5,8 @@ from pathlib import Path
 from pydantic import Field
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
+JOURNAL = "orders.sqlite"
+
 
 class ServiceSettings(BaseSettings):
     """Settings that all services share; each variable is the field's name in capitals behind `KITE_`."""
@@ -21,3 +23,13 @@ class NodeSettings(ServiceSettings):
     node: str = Field(description="name of this node")
     state_dir: Path = Field(description="folder of this service's own: its journal, and the logs of what it starts")
     adapter_root: Path = Field(description="folder of adapters and of the store, at the same path for every service")
+
+    @property
+    def journal(self) -> Path:
+        """The file of orders begun and done."""
+        return self.state_dir / JOURNAL
+
+    @property
+    def adapters(self) -> Path:
+        """The adapter root as engines are told it: an absolute path."""
+        return self.adapter_root.absolute()

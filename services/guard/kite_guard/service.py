@@ -68,8 +68,7 @@ def failed(received: Received[ComparisonOrdered], at: str, code: str, message: s
 
 
 async def serve(settings: Settings) -> None:
-    """Work for one node until cancelled. Raises the errors of the bus, the journal and the probe file."""
-    chosen = probes.load(settings.probes) if settings.probes else probes.default()
+    """Work for one node until cancelled. Raises the errors of the bus and the journal."""
     origin = Origin(source=f"kite/{SERVICE}/{settings.node}", producer=f"{SERVICE}@{__version__}")
     async with await Bus.connect(settings.nats_url, f"{SERVICE}-{settings.node}") as bus:
         worker = Worker(
@@ -78,7 +77,7 @@ async def serve(settings: Settings) -> None:
             service=SERVICE,
             node=settings.node,
             journal=settings.journal,
-            handlers=Guard(chosen).tasks,
+            handlers=Guard(probes.default()).tasks,
         )
         log.info("guarding", node=settings.node, probes=chosen.digest)
         await worker.run()
