@@ -12,6 +12,7 @@ import psutil
 
 from kite.clock import US_PER_S, mono_us
 from kite.errors import Fault, KiteError
+from kite_cli import place
 
 LOCK = "lock"
 LEFT_S = 20.0
@@ -35,6 +36,22 @@ class FleetRuns(KiteError):
         )
         self.directory = directory
         self.pid = pid
+
+
+class ServicesLeft(KiteError):
+    """A `kite up` was killed, and services that it started do not end."""
+
+    code = "services_left"
+    fault = Fault.OPERATOR
+
+    def __init__(self, directory: Path, pids: dict[str, int]) -> None:
+        named = ", ".join(f"{name} {pid}" for name, pid in pids.items()) or "not known which"
+        super().__init__(
+            f"services of a killed `kite up` still hold {directory}: {named}",
+            hint="they were told to end; kill them by their process ids",
+        )
+        self.directory = directory
+        self.pids = pids
 
 
 class DirectoryUnusable(KiteError):
@@ -96,11 +113,21 @@ async def _take(directory: Path, lock: int) -> None:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             owner = _owner(lock)
-            if owner is None or psutil.pid_exists(owner) or mono_us() >= until_us:
+            if owner is None or psutil.pid_exists(owner):
                 raise FleetRuns(directory, owner) from None
+            if mono_us() >= until_us:
+                raise ServicesLeft(directory, _living(directory)) from None
             await asyncio.sleep(POLL_S)
         else:
             return
+
+
+def _living(directory: Path) -> dict[str, int]:
+    try:
+        pids = place.read(directory).pids
+    except KiteError:
+        return {}
+    return {name: pid for name, pid in pids.items() if psutil.pid_exists(pid)}
 
 
 def _owner(lock: int) -> int | None:

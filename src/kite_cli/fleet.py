@@ -73,7 +73,7 @@ class Fleet:
         self._owner = asyncio.current_task()
         self._claim = claim
         self._server = Server(self.dir / "nats", options.nats_port)
-        self._supervisor = Supervisor(self._record, self._fail)
+        self._supervisor = Supervisor(self._started, self._fail)
         self._after: Mapping[str, int] = {}
         self._since_pos = 0
 
@@ -235,6 +235,12 @@ class Fleet:
         changed = await change(self, [(POOLS, [self.pool.model_dump(mode="json")])], reason="kite up")
         if not changed.ok:
             raise NotRequested(changed.detail)
+
+    def _started(self, name: str) -> None:
+        """A service has a new process; what the last yoco knew of its engines says nothing about those of this one."""
+        if name == "yoco":
+            self._since_pos = self._head()
+        self._record()
 
     def _record(self, *, running: bool = True) -> None:
         """Write `fleet.json`, once there is an address to write."""

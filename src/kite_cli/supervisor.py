@@ -179,10 +179,10 @@ class Server:
 class Supervisor:
     """Starts children, starts them again when they end, and stops them all in the order it is given."""
 
-    def __init__(self, on_change: Callable[[], None], on_failure: Callable[[BaseException], None]) -> None:
-        """`on_change` is called after every start, `on_failure` once when a child cannot be kept."""
+    def __init__(self, on_start: Callable[[str], None], on_failure: Callable[[BaseException], None]) -> None:
+        """`on_start` is told the name after every start, `on_failure` the reason when a child cannot be kept."""
         self.notice: Notice = lambda text: None  # noqa: ARG005 # until somebody listens
-        self._on_change = on_change
+        self._on_start = on_start
         self._on_failure = on_failure
         self._children: dict[str, Child] = {}
         self._keepers: set[asyncio.Task[None]] = set()
@@ -191,7 +191,7 @@ class Supervisor:
         """Start a child; it is not started again before `keep`."""
         self._children[child.name] = child
         await child.start()
-        self._on_change()
+        self._on_start(child.name)
 
     def keep(self, child: Child) -> None:
         """From now on start the child again when it ends."""
@@ -229,7 +229,7 @@ class Supervisor:
             self.notice(f"{child.name} ended with status {status} and is started again")
             await asyncio.sleep(RESTART_S)
             await child.start()
-            self._on_change()
+            self._on_start(child.name)
 
     def _kept(self, keeper: asyncio.Task[None]) -> None:
         self._keepers.discard(keeper)

@@ -2,10 +2,13 @@
 
 import subprocess
 import sys
+from collections.abc import Callable
 
 import pytest
 
-from kite_cli.testing import run
+from kite_cli.testing import Ended, run
+
+Kite = Callable[..., Ended]
 
 HEAVY = ("torch", "nats", "sqlalchemy", "pydantic", "opentelemetry", "safetensors")
 READS = (
@@ -22,7 +25,7 @@ CHANGES = ("up", "upcycle inject", "yoco order", "guard compare", "config set")
 
 
 @pytest.mark.parametrize(("command", "mark"), [*((c, "[reads]") for c in READS), *((c, "[changes]") for c in CHANGES)])
-def test_every_command_says_what_it_does_to_the_fleet(command: str, mark: str, kite):
+def test_every_command_says_what_it_does_to_the_fleet(command: str, mark: str, kite: Kite):
     ended = kite(*command.split(), "--help")
     assert ended.code == 0
     assert mark in ended.out
@@ -64,7 +67,7 @@ def test_the_module_is_the_command():
         ("upcycle inject --adapter /a --target tiny --weight nan", "nan"),
     ],
 )
-def test_a_wrong_line_is_a_usage_error(line: str, said: str, kite):
+def test_a_wrong_line_is_a_usage_error(line: str, said: str, kite: Kite):
     ended = kite(*line.split())
     assert ended.code == 2
     assert ended.out == ""

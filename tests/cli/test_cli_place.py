@@ -1,6 +1,7 @@
 """Finding a fleet: by folder, by environment, and what is said when there is none."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -8,7 +9,9 @@ import pytest
 from kite.errors import UsageError
 from kite_cli import place
 from kite_cli.place import FleetFile, FleetFileUnreadable, NoFleet
+from kite_cli.testing import Ended
 
+Kite = Callable[..., Ended]
 FILE = FleetFile(node="n1", nats_url="nats://127.0.0.1:1", ledger_url="sqlite:////x.db", adapter_root="/a", pid=1)
 
 
@@ -65,27 +68,27 @@ def test_a_strange_file_is_said_to_be_one(tmp_path: Path, content: str):
 
 
 @pytest.mark.parametrize("line", ["status", "timeline", "yoco instances", "config get", "yoco order tiny"])
-def test_without_a_fleet_commands_end_as_unreachable(line: str, kite):
+def test_without_a_fleet_commands_end_as_unreachable(line: str, kite: Kite):
     ended = kite(*line.split())
     assert ended.code == 4
     assert ended.err == "error: no fleet in .kite\n\nhint: start one with `kite up`, or name its folder by --dir\n"
 
 
-def test_a_fleet_that_was_stopped_takes_no_requests(tmp_path: Path, kite):
+def test_a_fleet_that_was_stopped_takes_no_requests(tmp_path: Path, kite: Kite):
     place.write(tmp_path, FleetFile(node="n1", nats_url="", ledger_url="sqlite:////x.db", adapter_root="/a", pid=0))
     ended = kite("yoco", "order", "tiny", "--dir", tmp_path)
     assert ended.code == 4
     assert "not running" in ended.err
 
 
-def test_a_bus_that_is_gone_is_unreachable(tmp_path: Path, kite):
+def test_a_bus_that_is_gone_is_unreachable(tmp_path: Path, kite: Kite):
     place.write(tmp_path, FILE)
     ended = kite("yoco", "order", "tiny", "--dir", tmp_path)
     assert ended.code == 4
     assert "no NATS server answers at nats://127.0.0.1:1" in ended.err
 
 
-def test_a_ledger_that_is_gone_is_one_error(tmp_path: Path, kite):
+def test_a_ledger_that_is_gone_is_one_error(tmp_path: Path, kite: Kite):
     place.write(tmp_path, FILE)
     ended = kite("status", "--dir", tmp_path)
     assert ended.code == 1

@@ -6,6 +6,7 @@ import json
 import pkgutil
 
 import pytest
+from pydantic import JsonValue
 
 import kite_cli
 from kite.errors import UsageError
@@ -37,7 +38,7 @@ def test_what_is_no_share_is_refused(text: str):
 
 
 def test_a_setting_may_be_named_without_its_unit():
-    flat = {"upcycle.weight_decay_ppm": 1, "fleet.pools": []}
+    flat: dict[str, JsonValue] = {"upcycle.weight_decay_ppm": 1, "fleet.pools": []}
     assert canonical(flat, "upcycle.weight_decay") == "upcycle.weight_decay_ppm"
     assert parse("upcycle.weight_decay_ppm", "upcycle.weight_decay", "0.93") == 930_000
     assert parse("upcycle.weight_decay_ppm", "upcycle.weight_decay_ppm", "930000") == 930_000

@@ -7,10 +7,10 @@ import socket
 from collections.abc import Iterable
 from pathlib import Path
 
-import pysqlite3.dbapi2 as sqlite  # pyright: ignore[reportMissingTypeStubs] # the library has no types
 import pytest
 
 from kite.ledger import Ledger, Reader
+from kite.ledger.sqlite import connect
 from kite.testing import bases
 from kite_cli.readiness import EngineMissing, check_engine
 from kite_cli.testing import Ended, Up, left, run
@@ -114,9 +114,8 @@ def test_a_base_that_is_none(home: Path, tmp_path: Path):
 def test_a_ledger_from_a_later_version(tiny_base: Path, home: Path):
     home.mkdir()
     Ledger.open(ledger(home)).close()
-    connection = sqlite.connect(home / "ledger.db")
+    connection = connect(home / "ledger.db")
     connection.execute("UPDATE alembic_version SET version_num = '9999'")
-    connection.commit()
     connection.close()
     ended = Up(tiny_base, home).start().ended()
     assert ended.code == 1

@@ -79,5 +79,5 @@ async def serve(settings: Settings) -> None:
             journal=settings.journal,
             handlers=Guard(probes.default()).tasks,
         )
-        log.info("guarding", node=settings.node, probes=chosen.digest)
+        log.info("guarding", node=settings.node, probes=probes.default().digest)
         await worker.run()
