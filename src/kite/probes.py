@@ -7,12 +7,11 @@ from dataclasses import dataclass
 from functools import cached_property
 from hashlib import sha256
 from importlib.resources import files
-from pathlib import Path
 from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, StringConstraints, ValidationError
 
-from kite.errors import Fault, KiteError, MissingPath
+from kite.errors import Fault, KiteError
 from kite_schemas.model import Model
 
 PROMPTS_MAX = 64
@@ -59,14 +58,6 @@ class Probes:
 def default() -> Probes:
     """Return the neutral set that KITE ships: 16 short prompts with likely continuations, and a long one."""
     return parse(files("kite").joinpath("probes.json").read_bytes(), "the shipped probe set")
-
-
-def load(path: Path) -> Probes:
-    """Read a probe set from a file. Raises MissingPath or ProbesInvalid."""
-    if not path.is_file():
-        raise MissingPath(f"no probe file {path}", hint="name a JSON file with version and prompts")
-    with path.open("rb") as file:
-        return parse(file.read(FILE_MAX_BYTES + 1), str(path))
 
 
 def parse(content: bytes, name: str) -> Probes:

@@ -73,8 +73,13 @@ class Up:
         return self.ended()
 
     def ended(self, limit_s: float = END_S) -> Ended:
-        """Wait for its end by itself."""
-        code = self.process.wait(limit_s)
+        """Wait for its end by itself; one that does not end is killed, and its services with it. Raises TimeoutExpired."""
+        try:
+            code = self.process.wait(limit_s)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+            raise
         return Ended(code, self._out.read_text(), self._err.read_text())
 
     def __enter__(self) -> Self:

@@ -15,7 +15,6 @@ import pytest_asyncio
 from kite import probes
 from kite.bus import Bus
 from kite.engine import Engine, EngineProcess, free_port
-from kite.errors import KiteError
 from kite.events import new_id
 from kite.testing import bases
 from kite.testing.bus import bus as running_bus
@@ -192,9 +191,3 @@ async def test_the_process_works_and_ends_when_told(bus: Bus, sides: tuple[Engin
     assert await asyncio.wait_for(process.wait(), FACT_S) == 0
     text = (tmp_path / "guard.log").read_text()
     assert not any(prompt in text for prompt in probes.default().prompts if len(prompt) > 7)
-
-
-async def test_a_probe_file_that_is_none_is_said_at_start(bus: Bus, tmp_path: Path) -> None:
-    wrong = settings(bus, tmp_path).model_copy(update={"probes": tmp_path / "none.json"})
-    with pytest.raises(KiteError, match=r"none\.json"):
-        await serve(wrong)

@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 
 from kite import probes
-from kite.errors import MissingPath
 from kite.probes import PROMPT_MAX_CHARS, PROMPTS_MAX, ProbesInvalid
 from kite.testing import bases
 
@@ -14,9 +13,8 @@ LONG = " ".join(["word"] * 33)
 PRIVATE = "private prompt "
 
 
-def write(path: Path, prompts: list[str], version: int = 1) -> Path:
-    path.write_text(json.dumps({"version": version, "prompts": prompts}))
-    return path
+def written(prompts: list[str], version: int = 1) -> bytes:
+    return json.dumps({"version": version, "prompts": prompts}).encode()
 
 
 def test_the_shipped_set_is_small_and_has_what_proofs_need() -> None:
@@ -40,17 +38,12 @@ def test_bounds_in_bytes_and_words_bound_tokens(tiny_base: Path) -> None:
         assert counts[shipped.long] > 32
 
 
-def test_a_file_is_known_by_its_bytes(tmp_path: Path) -> None:
-    one = probes.load(write(tmp_path / "one.json", ["Hi", LONG]))
-    other = probes.load(write(tmp_path / "other.json", ["Ho", LONG]))
+def test_a_set_is_known_by_its_bytes() -> None:
+    one = probes.parse(written(["Hi", LONG]), "one")
+    other = probes.parse(written(["Ho", LONG]), "other")
     assert one.prompts == ("Hi", LONG)
     assert one.digest != other.digest
-    assert one == probes.load(tmp_path / "one.json")
-
-
-def test_no_file(tmp_path: Path) -> None:
-    with pytest.raises(MissingPath, match=r"none\.json"):
-        probes.load(tmp_path / "none.json")
+    assert one == probes.parse(written(["Hi", LONG]), "again")
 
 
 @pytest.mark.parametrize(
@@ -65,19 +58,18 @@ def test_no_file(tmp_path: Path) -> None:
         ([], "at most 7 bytes"),
     ],
 )
-def test_what_is_no_use_is_refused_without_being_quoted(tmp_path: Path, prompts: list[str], why: str) -> None:
+def test_what_is_no_use_is_refused_without_being_quoted(prompts: list[str], why: str) -> None:
     with pytest.raises(ProbesInvalid, match=why) as caught:
-        probes.load(write(tmp_path / "bad.json", prompts))
+        probes.parse(written(prompts), "bad")
     assert PRIVATE.strip() not in str(caught.value)
     assert caught.value.__cause__ is None
 
 
-def test_another_format_or_none_at_all_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ProbesInvalid, match="version"):
-        probes.load(write(tmp_path / "later.json", ["Hi", LONG], version=2))
-    (tmp_path / "text.json").write_text("Hi")
-    with pytest.raises(ProbesInvalid, match="no probe set"):
-        probes.load(tmp_path / "text.json")
-    (tmp_path / "large.json").write_bytes(b" " * 70_000)
-    with pytest.raises(ProbesInvalid, match="larger than"):
-        probes.load(tmp_path / "large.json")
+@pytest.mark.parametrize(
+    ("content", "why"),
+    [(written(["Hi", LONG], version=2), "version"), (b"Hi", "no probe set"), (b" " * 70_000, "larger than")],
+    ids=["later version", "no JSON", "too large"],
+)
+def test_another_format_or_none_at_all_is_refused(content: bytes, why: str) -> None:
+    with pytest.raises(ProbesInvalid, match=why):
+        probes.parse(content, "file")
