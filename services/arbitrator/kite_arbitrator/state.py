@@ -189,3 +189,10 @@ def claimed(state: State, target: str) -> bool:
 def same_adapter(member: Member, adapter: AdapterRef) -> bool:
     """Tell whether a member stands for the adapter: by name, or by content."""
     return member.adapter.name == adapter.name or member.adapter.digest == adapter.digest
+
+
+def backed_off(state: State, instance: Instance) -> Instance:
+    """Double the wait with every failure in a row: the same order is not repeated until its cause may have passed."""
+    yoco = current(state).yoco
+    wait_us = min(yoco.start_backoff_us << min(instance.failures, 32), yoco.start_backoff_max_us)
+    return structs.replace(instance, failures=instance.failures + 1, retry_us=state.now_us + wait_us)

@@ -41,6 +41,11 @@ def why(
     )
 
 
+def within(state: State, span_us: int) -> dict[str, int]:
+    """Return the time limits of an order that may take `span_us`: in ledger time, and in age by the broker's clock."""
+    return {"expires_us": state.now_us + span_us, "ttl_us": span_us}
+
+
 def at_most(name: str, value: int, threshold: int) -> RuleValue:
     """Return a rule that fires when the value is above its threshold; the margin is what is left."""
     return RuleValue(id=name, value=value, threshold=threshold, margin=threshold - value, fired=value > threshold)

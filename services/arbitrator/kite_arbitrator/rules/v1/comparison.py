@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from kite_arbitrator.rules.draft import Draft, seen, why
+from kite_arbitrator.rules.draft import Draft, seen, why, within
 from kite_arbitrator.state import Instance, Row, State, claimed, current, serving
 from kite_schemas.arbitration import Held
 from kite_schemas.guard import ComparisonOrdered, ComparisonRequested, Side
@@ -52,14 +52,12 @@ def _model(state: State, request: ComparisonRequested, first: Instance, second: 
 
 def _ordered(state: State, row: Row, request: ComparisonRequested, target: str) -> Draft:
     first, second = state.instances[request.first], state.instances[request.second]
-    expiry_us = current(state).expiry.compare_us
     return Draft(
         f"instance/{first.id}",
         ComparisonOrdered(
             node=first.node,
             target=target,
-            expires_us=state.now_us + expiry_us,
-            ttl_us=expiry_us,
+            **within(state, current(state).expiry.compare_us),
             request=row.id,
             sides=(
                 Side(instance=first.id, endpoint=first.endpoint),

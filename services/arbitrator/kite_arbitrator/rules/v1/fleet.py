@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from kite_arbitrator.rules.draft import Draft, at_least, seen, why
+from kite_arbitrator.rules.draft import Draft, at_least, seen, why, within
 from kite_arbitrator.rules.v1.injection import load
 from kite_arbitrator.state import Instance, Row, State, busy, current, put, serving
 from kite_schemas.policy import Pool
@@ -40,14 +40,12 @@ def _start(state: State, row: Row, pool: Pool, number: int) -> Draft | None:
     device = _device(state, pool, name)
     if _starting(state, pool.node, device):
         return None
-    expiry_us = current(state).expiry.start_us
     return Draft(
         f"instance/{name}",
         StartOrdered(
             node=pool.node,
             target=f"instance/{name}",
-            expires_us=state.now_us + expiry_us,
-            ttl_us=expiry_us,
+            **within(state, current(state).expiry.start_us),
             instance=name,
             device=device.id,
             standby=number >= pool.ready,
@@ -113,14 +111,12 @@ def settle(state: State, row: Row) -> Iterator[Draft]:
 
 
 def _drain(state: State, row: Row, instance: Instance) -> Draft:
-    expiry_us = current(state).expiry.drain_us
     return Draft(
         f"instance/{instance.id}",
         DrainOrdered(
             node=instance.node,
             target=f"instance/{instance.id}",
-            expires_us=state.now_us + expiry_us,
-            ttl_us=expiry_us,
+            **within(state, current(state).expiry.drain_us),
             instance=instance.id,
             why=why(state, row, Reason.STANDBY_STARTED, inputs=[seen(state, instance)]),
         ),
@@ -131,14 +127,12 @@ def _sleep(state: State, row: Row, instance: Instance) -> Iterator[Draft]:
     node = state.nodes.get(instance.node)
     modes = {pool.standby_mode for pool in current(state).fleet.pools if pool.node == instance.node}
     for mode in sorted(modes & set(node.sleep_modes if node else ())):
-        expiry_us = current(state).expiry.sleep_us
         yield Draft(
             f"instance/{instance.id}",
             SleepOrdered(
                 node=instance.node,
                 target=f"instance/{instance.id}",
-                expires_us=state.now_us + expiry_us,
-                ttl_us=expiry_us,
+                **within(state, current(state).expiry.sleep_us),
                 instance=instance.id,
                 mode=mode,
                 why=why(state, row, Reason.STANDBY_DRAINED, inputs=[seen(state, instance)]),

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from kite_arbitrator.rules.draft import Draft, seen, why
+from kite_arbitrator.rules.draft import Draft, seen, why, within
 from kite_arbitrator.state import Instance, Row, State, busy, current, members
 from kite_schemas.arbitration import Held
 from kite_schemas.why import Candidate, Reason
@@ -55,8 +55,7 @@ def _woken(state: State, row: Row, instance: Instance, candidates: list[Candidat
         WakeOrdered(
             node=instance.node,
             target=f"instance/{instance.id}",
-            expires_us=state.now_us + policy.expiry.wake_us,
-            ttl_us=policy.expiry.wake_us,
+            **within(state, policy.expiry.wake_us),
             instance=instance.id,
             request=row.id,
             path=WakePath.HOT,

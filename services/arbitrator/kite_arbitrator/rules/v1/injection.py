@@ -6,7 +6,7 @@ injection there.
 
 from collections.abc import Callable, Iterator
 
-from kite_arbitrator.rules.draft import Draft, age, at_least, at_most, seen, why
+from kite_arbitrator.rules.draft import Draft, age, at_least, at_most, seen, why, within
 from kite_arbitrator.rules.v1.weights import Refused, Weights, weigh
 from kite_arbitrator.state import (
     Injection,
@@ -54,14 +54,12 @@ def _requested(state: State, row: Row, injection: Injection) -> Iterator[Draft]:
         yield from _reject(state, row, injection, *obstacle)
         return
     pool = pools(state, request.base)[0]
-    expires_us = state.now_us + current(state).expiry.verify_us
     yield Draft(
         _subject(injection),
         VerificationOrdered(
             node=pool.node,
             target=f"blend/{request.blend}",
-            expires_us=expires_us,
-            ttl_us=current(state).expiry.verify_us,
+            **within(state, current(state).expiry.verify_us),
             request=injection.id,
             blend=request.blend,
             adapter=request.adapter,
@@ -115,14 +113,12 @@ def _admit(state: State, row: Row, injection: Injection, weights: Weights) -> It
     for member in weights.dropped:
         yield _dropped(state, row, injection, weights, member.adapter.digest)
     pool = pools(state, request.base)[0]
-    expires_us = state.now_us + current(state).expiry.blend_us
     yield Draft(
         _subject(injection),
         InjectionAdmitted(
             node=targets[0].node,
             target=f"blend/{request.blend}",
-            expires_us=expires_us,
-            ttl_us=current(state).expiry.blend_us,
+            **within(state, current(state).expiry.blend_us),
             request=injection.id,
             blend=request.blend,
             base=_base(pool),
@@ -195,14 +191,12 @@ def _loading(state: State, row: Row, injection: Injection) -> Iterator[Draft]:
 def load(state: State, row: Row, instance: Instance, resident: Resident, request: str | None) -> Draft:
     """Return the order to load one version into one instance and prove it; without a request it is a repair."""
     reason = Reason.RESIDENT_MISSING if request is None else Reason.VERIFIED
-    expiry_us = current(state).expiry.load_us
     return Draft(
         f"instance/{instance.id}",
         LoadOrdered(
             node=instance.node,
             target=f"load/{resident.blend}@{instance.id}",
-            expires_us=state.now_us + expiry_us,
-            ttl_us=expiry_us,
+            **within(state, current(state).expiry.load_us),
             request=request,
             instance=instance.id,
             endpoint=instance.endpoint,
@@ -254,14 +248,12 @@ def _failing(state: State, row: Row, injection: Injection) -> Iterator[Draft]:
 
 def _rollback(state: State, row: Row, injection: Injection, instance: Instance) -> Draft:
     assert injection.resident is not None  # noqa: S101 # nothing was loaded without one
-    expiry_us = current(state).expiry.load_us
     return Draft(
         f"instance/{instance.id}",
         RollbackOrdered(
             node=instance.node,
             target=f"load/{injection.request.blend}@{instance.id}",
-            expires_us=state.now_us + expiry_us,
-            ttl_us=expiry_us,
+            **within(state, current(state).expiry.load_us),
             request=injection.id,
             instance=instance.id,
             endpoint=instance.endpoint,

@@ -1,0 +1,119 @@
+"""How reports and orders change nodes and instances."""
+
+from msgspec import structs
+
+from kite_arbitrator.folds.injections import lost
+from kite_arbitrator.state import (
+    Instance,
+    Node,
+    Row,
+    State,
+    backed_off,
+    put,
+    without,
+)
+from kite_schemas.yoco import (
+    SHUTDOWN,
+    InstanceChanged,
+    InstanceReady,
+    NodeRegistered,
+    OrderFailed,
+    OrderRefused,
+    StartOrdered,
+    WakeOrdered,
+)
+from kite_schemas.yoco import State as Life
+
+SETTLED = frozenset({Life.READY, Life.ASLEEP})
+"""Reaching one of these states forgets earlier failures."""
+
+
+def node_registered(state: State, row: Row, data: NodeRegistered) -> State:
+    """The registration is the whole truth about the node: what it did not find is absent."""
+    node = Node(id=data.node, boot=data.boot, devices=data.devices, sleep_modes=data.sleep_modes, pos=row.pos)
+    state = put(state, node)
+    for instance in [i for i in state.instances.values() if i.node == data.node]:
+        gone = structs.replace(
+            instance, state=Life.ABSENT, endpoint="", versions=(), summoned=False, failures=0, retry_us=0
+        )
+        state = lost(put(state, gone), instance.id)
+    return state
+
+
+def started(state: State, row: Row, data: StartOrdered) -> State:
+    former = state.instances.get(data.instance)
+    return put(
+        state,
+        Instance(
+            id=data.instance,
+            node=data.node,
+            base=data.spec.served_name,
+            device=data.device,
+            standby=data.standby,
+            state=Life.ABSENT,
+            failures=former.failures if former else 0,
+            retry_us=former.retry_us if former else 0,
+            pos=row.pos,
+            seen_us=row.ledger_us,
+        ),
+    )
+
+
+def woken(state: State, _row: Row, data: WakeOrdered) -> State:
+    return put(state, structs.replace(state.instances[data.instance], summoned=True))
+
+
+def changed(state: State, row: Row, data: InstanceChanged) -> State:
+    instance = state.instances.get(data.instance)
+    if instance is None:
+        return state
+    moved = structs.replace(instance, state=data.to_state, pos=row.pos, seen_us=row.ledger_us)
+    if data.to_state in SETTLED:
+        moved = structs.replace(moved, failures=0, retry_us=0)
+    if data.to_state is Life.FAILED:
+        moved = backed_off(state, structs.replace(moved, versions=(), endpoint="", summoned=False))
+    if data.to_state is Life.ABSENT:
+        moved = structs.replace(moved, versions=(), endpoint="", summoned=False)
+    state = put(state, moved)
+    if data.code == SHUTDOWN:
+        state = structs.replace(state, nodes=without(state.nodes, data.node))
+    return state if moved.state is Life.READY else lost(state, instance.id)
+
+
+def ready(state: State, row: Row, data: InstanceReady) -> State:
+    instance = state.instances.get(data.instance)
+    if instance is None:
+        return state
+    ready = structs.replace(
+        instance,
+        state=Life.READY,
+        endpoint=data.endpoint,
+        versions=data.versions,
+        noise_micronats=data.noise_micronats,
+        failures=0,
+        retry_us=0,
+        pos=row.pos,
+        seen_us=row.ledger_us,
+    )
+    return put(state, ready)
+
+
+def order_failed(state: State, row: Row, data: OrderFailed) -> State:
+    instance = state.instances.get(data.instance)
+    if instance is None:
+        return state
+    failed = structs.replace(instance, state=data.state, pos=row.pos, seen_us=row.ledger_us)
+    if data.state is Life.FAILED:
+        failed = structs.replace(failed, versions=(), endpoint="", summoned=False)
+    if data.state is Life.ASLEEP:
+        failed = structs.replace(failed, summoned=False)
+    state = put(state, backed_off(state, failed))
+    return state if data.state is Life.READY else lost(state, instance.id)
+
+
+def order_refused(state: State, row: Row, data: OrderRefused) -> State:
+    instance = state.instances.get(data.instance)
+    if instance is None:
+        return state
+    refused = structs.replace(instance, summoned=False, pos=row.pos, seen_us=row.ledger_us)
+    return put(state, backed_off(state, refused))
