@@ -24,7 +24,8 @@ from tokenizers import Tokenizer
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, linear
 
-from kite.testing.bases import TARGETS, adapter_config, cache, smollm2, write_adapter
+from kite.testing.adapters import TARGETS, adapter_config, write_adapter
+from kite.testing.bases import cache, smollm2
 from kite.testing.llama import PEFT_PREFIX
 
 RANK = 4

@@ -9,7 +9,7 @@ from typing import Literal
 
 from kite import probes
 from kite.errors import Fault, KiteError, MissingPath
-from kite.testing import bases
+from kite.testing import adapters, bases
 from kite_cli.place import FLEET_FILE
 
 BaseKind = Literal["smollm2", "tiny"]
@@ -66,13 +66,13 @@ def prepare(kind: BaseKind, examples: Path, target: Path) -> Material:
         good = {name: _committed(examples / name) for name in (ANCHOR, SECOND)}
         prompts = [prompt for name in good for prompt in _prompts(examples / f"{name}.jsonl")]
     bad = {
-        kind: bases.defective(good[SECOND], target / f"defective-{kind.replace('_', '-')}", kind) for kind in DEFECTS
+        kind: adapters.defective(good[SECOND], target / f"defective-{kind.replace('_', '-')}", kind) for kind in DEFECTS
     }
     return Material(base, good, bad, prompts)
 
 
 def _random(base: Path, path: Path, seed: int) -> Path:
-    return bases.adapter(path, base, rank=TINY_RANK, alpha=TINY_ALPHA, seed=seed)
+    return adapters.adapter(path, base, rank=TINY_RANK, alpha=TINY_ALPHA, seed=seed)
 
 
 def _committed(path: Path) -> Path:

@@ -73,7 +73,7 @@ class Up:
         return self.ended()
 
     def ended(self, limit_s: float = END_S) -> Ended:
-        """Wait for its end by itself; one that does not end is killed, and its services with it. Raises TimeoutExpired."""
+        """Wait for its end by itself. Raises TimeoutExpired, after killing one that does not end."""
         try:
             code = self.process.wait(limit_s)
         except subprocess.TimeoutExpired:

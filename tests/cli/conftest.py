@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from kite.testing import bases
+from kite.testing import adapters
 from kite_cli.__main__ import main
 from kite_cli.testing import Ended, Up, left
 
@@ -48,6 +48,6 @@ def make_adapter(tmp_path: Path, tiny_base: Path) -> Callable[..., Path]:
     """Write an adapter that fits the base: `make_adapter("credit", seed=3)`."""
 
     def make(name: str, *, seed: int, rank: int = 4) -> Path:
-        return bases.adapter(tmp_path / name, tiny_base, rank=rank, seed=seed)
+        return adapters.adapter(tmp_path / name, tiny_base, rank=rank, seed=seed)
 
     return make

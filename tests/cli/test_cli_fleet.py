@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from kite.ledger import Reader
-from kite.testing import bases
+from kite.testing import adapters
 from kite_cli.testing import Ended, Up, command
 
 Kite = Callable[..., Ended]
@@ -105,7 +105,7 @@ def test_a_dry_run_changes_nothing(on: Kite, make_adapter: Make):
 
 
 def test_a_defective_adapter_is_refused_with_every_violation(on: Kite, make_adapter: Make, tmp_path: Path):
-    bad = bases.defective(make_adapter("good", seed=5), tmp_path / "wrong", "wrong_base")
+    bad = adapters.defective(make_adapter("good", seed=5), tmp_path / "wrong", "wrong_base")
     ended = inject(on, bad, "--blend", "bad")
     found = one(ended)
     assert ended.code == 1
@@ -153,7 +153,7 @@ def test_an_adapter_is_verified_without_a_fleet(kite: Kite, make_adapter: Make, 
     ended = kite("adapter", "verify", good, "--base", tiny_base)
     assert ended.code == 0
     assert ended.out.startswith("good keeps the contract: rank 4")
-    bad = bases.defective(good, tmp_path / "lies", "rank_lies")
+    bad = adapters.defective(good, tmp_path / "lies", "rank_lies")
     ended = kite("adapter", "verify", bad, "--base", tiny_base, "--json")
     assert ended.code == 1
     found = one(ended)

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from kite import tracing
-from kite.testing import bases
+from kite.testing import adapters
 from kite.testing.eventually import eventually
 from kite.testing.otlp import Receiver, Tree
 from kite_cli.fleet import Fleet, embedded
@@ -50,7 +50,7 @@ async def grown(receiver: Receiver, trace_id: str, wanted: set[str]) -> Tree:
 
 
 async def inject_one(fleet: Fleet, base: Path, folder: Path) -> str:
-    adapter = bases.adapter(folder / "credit", base)
+    adapter = adapters.adapter(folder / "credit", base)
     injection = await inject(fleet, adapter=adapter, base=fleet.base, blend="risk")
     assert injection.ending is Ending.PROMOTED
     return injection.story.trace_id

@@ -9,7 +9,7 @@ import pytest
 import pytest_asyncio
 
 from kite.ledger import Reader
-from kite.testing import bases
+from kite.testing import adapters
 from kite.testing.eventually import eventually
 from kite_cli.fleet import Fleet, embedded
 from kite_cli.options import Options
@@ -36,8 +36,10 @@ async def fleet(options: Options) -> AsyncGenerator[Fleet]:
 
 
 @pytest.fixture
-def adapters(tiny_base: Path, tmp_path: Path) -> list[Path]:
-    return [bases.adapter(tmp_path / name, tiny_base, seed=seed) for seed, name in enumerate(("one", "two", "three"))]
+def brought(tiny_base: Path, tmp_path: Path) -> list[Path]:
+    """Three adapters, to be injected one after the other."""
+    names = ("one", "two", "three")
+    return [adapters.adapter(tmp_path / name, tiny_base, seed=seed) for seed, name in enumerate(names)]
 
 
 def check_history(fleet: Fleet, *, epochs: int) -> Counter[str]:
@@ -68,8 +70,8 @@ async def inject_and_kill(fleet: Fleet, adapter: Path, service: str, moment: typ
     return outcome
 
 
-async def test_a_killed_arbitrator_loses_and_doubles_nothing(fleet: Fleet, adapters: list[Path]):
-    for adapter, moment in zip(adapters, (AdapterVerified, BlendStored, LoadOrdered), strict=True):
+async def test_a_killed_arbitrator_loses_and_doubles_nothing(fleet: Fleet, brought: list[Path]):
+    for adapter, moment in zip(brought, (AdapterVerified, BlendStored, LoadOrdered), strict=True):
         outcome = await inject_and_kill(fleet, adapter, "arbitrator", moment)
         assert outcome.ending is Ending.PROMOTED
     kinds = check_history(fleet, epochs=4)
@@ -77,7 +79,7 @@ async def test_a_killed_arbitrator_loses_and_doubles_nothing(fleet: Fleet, adapt
     assert {m.adapter.name for m in fleet.state().blends["risk"].members} == {"one", "two", "three"}
 
 
-async def test_every_service_comes_back(fleet: Fleet, adapters: list[Path]):
+async def test_every_service_comes_back(fleet: Fleet, brought: list[Path]):
     told: list[str] = []
     fleet.listen(told.append)
     before = {name: fleet.pid(name) for name in fleet.services}
@@ -86,7 +88,7 @@ async def test_every_service_comes_back(fleet: Fleet, adapters: list[Path]):
     await eventually(lambda: all(fleet.pid(name) != pid for name, pid in before.items()), deadline_s=30)
     await fleet.wait_settled(60)
     assert len(told) == len(before)
-    assert (await inject(fleet, adapter=adapters[0], base="tiny")).ok
+    assert (await inject(fleet, adapter=brought[0], base="tiny")).ok
     assert (await order(fleet, "tiny")).ok
     assert (await change(fleet, [("upcycle.weight_min_ppm", 20_000)])).ok
     check_history(fleet, epochs=2)
@@ -115,10 +117,10 @@ async def test_an_error_of_the_block_ends_the_fleet(options: Options):
     assert left(options.dir) == []
 
 
-async def test_events_reach_whoever_waits(fleet: Fleet, adapters: list[Path]):
+async def test_events_reach_whoever_waits(fleet: Fleet, brought: list[Path]):
     seen: list[str] = []
     outcome = await inject(
-        fleet, adapter=adapters[0], base="tiny", on_event=lambda event: seen.append(event.header.type.split(".")[2])
+        fleet, adapter=brought[0], base="tiny", on_event=lambda event: seen.append(event.header.type.split(".")[2])
     )
     assert seen[-1] == "injection_closed"
     assert set(seen) >= {"adapter_verified", "injection_admitted", "blend_stored", "effect_proven", "blend_promoted"}

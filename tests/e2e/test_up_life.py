@@ -11,7 +11,7 @@ import pytest
 
 from kite.ledger import Ledger, Reader
 from kite.ledger.sqlite import connect
-from kite.testing import bases
+from kite.testing import adapters
 from kite_cli.readiness import EngineMissing, check_engine
 from kite_cli.testing import Ended, Up, left, run
 from kite_incident.replay import verify
@@ -38,7 +38,7 @@ def lines(ended: Ended) -> list[dict[str, object]]:
 
 
 def test_a_fleet_is_stopped_and_resumed(tiny_base: Path, home: Path, tmp_path: Path):
-    adapter = bases.adapter(tmp_path / "credit", tiny_base, seed=1)
+    adapter = adapters.adapter(tmp_path / "credit", tiny_base, seed=1)
     with Up(tiny_base, home, *NAME) as up:
         request = ("upcycle", "inject", "--adapter", str(adapter), "--target", "tiny", "--dir", str(home))
         assert run(*request).code == 0

@@ -10,7 +10,7 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from kite.errors import UsageError
-from kite.testing import bases
+from kite.testing import adapters, bases
 from kite.testing.llama import Llama, tensors
 
 SHARE_MAX_PPM = 8_000
@@ -27,7 +27,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def good(tmp_path: Path, tiny: Path) -> Path:
-    return bases.adapter(tmp_path / "good", tiny)
+    return adapters.adapter(tmp_path / "good", tiny)
 
 
 def contents(folder: Path) -> dict[str, bytes]:
@@ -86,28 +86,28 @@ def test_an_adapter_changes_every_next_token_and_stays_within_the_limit(tiny: Pa
 
 
 def test_equal_arguments_give_an_equal_adapter_and_seeds_differ(tmp_path: Path, tiny: Path, good: Path):
-    assert contents(bases.adapter(tmp_path / "same", tiny)) == contents(good)
-    assert contents(bases.adapter(tmp_path / "other", tiny, seed=1)) != contents(good)
+    assert contents(adapters.adapter(tmp_path / "same", tiny)) == contents(good)
+    assert contents(adapters.adapter(tmp_path / "other", tiny, seed=1)) != contents(good)
 
 
 def test_nothing_is_written_over(tmp_path: Path, tiny: Path, good: Path):
     with pytest.raises(UsageError, match="exists"):
-        bases.adapter(good, tiny)
+        adapters.adapter(good, tiny)
     with pytest.raises(UsageError, match="pickle"):
-        bases.defective(good, tmp_path / "bad", "pickle")
+        adapters.defective(good, tmp_path / "bad", "pickle")
 
 
-@pytest.mark.parametrize("kind", bases.DEFECTS)
+@pytest.mark.parametrize("kind", adapters.DEFECTS)
 def test_each_defect_is_one_and_leaves_the_good_adapter_alone(tmp_path: Path, good: Path, kind: str):
     before = contents(good)
-    bad = bases.defective(good, tmp_path / kind, kind)
+    bad = adapters.defective(good, tmp_path / kind, kind)
     assert contents(good) == before
     assert contents(bad) != before
     assert contents(bad).keys() == before.keys()
 
 
 def test_the_defects_show_where_they_should(tmp_path: Path, tiny: Path, good: Path):
-    bad = {kind: bases.defective(good, tmp_path / kind, kind) for kind in bases.DEFECTS}
+    bad = {kind: adapters.defective(good, tmp_path / kind, kind) for kind in adapters.DEFECTS}
     base, ids = Llama.load(tiny), encode(tiny, "Hello")
     assert base.merged([(bad["nan"], 1.0)]).next_logprobs(ids).isnan().any()
     assert base.merged([(bad["wrong_prefix"], 1.0)]).next_logprobs(ids).equal(base.next_logprobs(ids))

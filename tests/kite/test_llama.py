@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from kite.testing import bases, llama
+from kite.testing import adapters, bases, llama
 
 PROMPTS = ([5], [72, 101, 108, 108, 111], list(range(1, 60)))
 
@@ -27,7 +27,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def adapter(tmp_path: Path, tiny: Path) -> Path:
-    return bases.adapter(tmp_path / "adapter", tiny)
+    return adapters.adapter(tmp_path / "adapter", tiny)
 
 
 def largest(a: Tensor, b: Tensor) -> float:
@@ -69,7 +69,7 @@ def test_a_merged_weight_is_the_base_plus_weight_times_scale_times_b_times_a(tin
 
 
 def test_two_members_add_up_in_either_order(tiny: Path, tmp_path: Path, adapter: Path):
-    other = bases.adapter(tmp_path / "other", tiny, seed=1, rank=8)
+    other = adapters.adapter(tmp_path / "other", tiny, seed=1, rank=8)
     base = llama.Llama.load(tiny)
     forth, back = (
         base.logits([1, 2], [(adapter, 0.7), (other, 0.3)]),

@@ -20,7 +20,7 @@ from kite import clock
 from kite.bus import EVT, Bus
 from kite.engine import Engine, EngineProcess, free_port
 from kite.events import Origin, compose, new_id
-from kite.testing import bases
+from kite.testing import adapters
 from kite.testing.bus import FACTS_BYTES, nats
 from kite.testing.engine import BASE_NAME
 from kite.testing.eventually import eventually
@@ -117,11 +117,11 @@ class Desk:
 
     def adapter(self, name: str, *, seed: int = 1, rank: int = 4) -> AdapterRef:
         """Write a good adapter below the root."""
-        path = bases.adapter(self.root / "adapters" / name, Path(self.base.path), seed=seed, rank=rank)
+        path = adapters.adapter(self.root / "adapters" / name, Path(self.base.path), seed=seed, rank=rank)
         return self.reference(path)
 
     def defective(self, good: AdapterRef, kind: str) -> AdapterRef:
-        return self.reference(bases.defective(self.root / good.path, self.root / "adapters" / kind, kind))
+        return self.reference(adapters.defective(self.root / good.path, self.root / "adapters" / kind, kind))
 
     def reference(self, path: Path) -> AdapterRef:
         return AdapterRef(name=path.name, path=str(path.relative_to(self.root)), digest=digest(path))
@@ -511,7 +511,7 @@ async def test_an_engine_that_dies_during_the_proof_fails_the_load_there(
 async def test_a_version_without_effect_is_told_and_left_for_the_arbitrator(
     desk: Desk, fake_server: EngineProcess
 ) -> None:
-    faint = bases.adapter(desk.root / "adapters" / "faint", Path(desk.base.path), scale=1e-6)
+    faint = adapters.adapter(desk.root / "adapters" / "faint", Path(desk.base.path), scale=1e-6)
     order = await desk.admit((desk.reference(faint), 1_000_000), blend="faint")
     resident = (await desk.outcome(BlendStored, order)).resident
     missing = await desk.outcome(EffectMissing, await desk.load(resident, fake_server.url))

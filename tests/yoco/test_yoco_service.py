@@ -22,7 +22,7 @@ from kite.engine import Engine
 from kite.events import Origin, compose, new_id
 from kite.launch import command
 from kite.proof import Proven, prove_first
-from kite.testing import bases
+from kite.testing import adapters
 from kite.testing.bus import FACTS_BYTES, nats
 from kite.testing.engine import tiny_spec
 from kite.testing.eventually import eventually
@@ -244,7 +244,7 @@ async def asleep(yoco: Yoco, instance: str = "a") -> None:
 
 async def recorded(yoco: Yoco, base: Path, endpoint: str) -> Resident:
     """Write an adapter, prove it on the running engine as upcycle would, take it out again, return the resident."""
-    folder = bases.adapter(yoco.adapter_root / "risk", base)
+    folder = adapters.adapter(yoco.adapter_root / "risk", base)
     async with Engine(endpoint) as engine:
         await engine.load(VERSION, str(folder))
         found = await prove_first(engine, "tiny", VERSION, probes.default(), 0, yoco.adapter_root)
@@ -358,7 +358,7 @@ async def test_an_engine_that_is_killed_is_reported(yoco: Yoco, tiny_base: Path,
 
 async def test_an_effect_that_is_gone_quarantines_the_instance(yoco: Yoco, tiny_base: Path) -> None:
     resident = await recorded(yoco, tiny_base, (await ready(yoco, start_order(tiny_base))).endpoint)
-    bases.defective(yoco.adapter_root / "risk", yoco.adapter_root / "hollow", "wrong_prefix")
+    adapters.defective(yoco.adapter_root / "risk", yoco.adapter_root / "hollow", "wrong_prefix")
     await asleep(yoco)
     failed = await yoco.desk.carry_out(wake_order(resident.model_copy(update={"path": "hollow"})))
     assert isinstance(failed, OrderFailed)

@@ -100,7 +100,9 @@ class Feed:
         silence_s = BEATS_LOST * self._idle_s
         quiet_s = asyncio.get_running_loop().time() - self._heard_s
         try:
-            await asyncio.wait_for(self._wake.wait(), max(silence_s - quiet_s, 0.0))
+            # Not wait_for: in Python 3.11 it swallows a cancellation that arrives together with the wake-up.
+            async with asyncio.timeout(max(silence_s - quiet_s, 0.0)):
+                await self._wake.wait()
         except TimeoutError:
             self.fail("no heartbeat")
 

@@ -46,7 +46,8 @@ class Link:
     async def open(self, name: str, wait_s: float = CONNECT_S) -> None:
         """Connect as `name`. Raises BusUnreachable after `wait_s`."""
         try:
-            await asyncio.wait_for(self._connect(name), wait_s)
+            async with asyncio.timeout(wait_s):
+                await self._connect(name)
         except (TimeoutError, OSError, nats.errors.Error) as error:
             raise BusUnreachable(self.url, wait_s) from error
         self._rise()
@@ -104,7 +105,8 @@ class Link:
     async def ready(self, wait_s: float | None = None) -> None:
         """Wait until connected, for ever by default. Raises BusUnreachable after `wait_s`, BusClosed when closed."""
         try:
-            await asyncio.wait_for(self._up.wait(), wait_s)
+            async with asyncio.timeout(wait_s):
+                await self._up.wait()
         except TimeoutError as error:
             raise BusUnreachable(self.url, wait_s or 0.0) from error
         if self.nc.is_closed:

@@ -195,7 +195,8 @@ class EmbeddedServer:
             return
         process.terminate()
         try:
-            await asyncio.wait_for(process.wait(), STOP_S)
+            async with asyncio.timeout(STOP_S):
+                await process.wait()
         except TimeoutError:
             log.warning("bus_killed", pid=process.pid, after_s=STOP_S)
             process.kill()

@@ -29,7 +29,7 @@ from kite.engine import (
 )
 from kite.engine.process import members
 from kite.engine.reading import TOP_MAX
-from kite.testing import bases
+from kite.testing import adapters
 from kite.testing.eventually import eventually
 from kite.testing.llama import Llama
 from kite.testing.otlp import Receiver
@@ -87,14 +87,14 @@ class Adapters:
 
 def make_adapters(folder: Path, base: Path) -> Adapters:
     """Write the adapters that the contract loads."""
-    good = bases.adapter(folder / "good", base, rank=4, seed=1)
+    good = adapters.adapter(folder / "good", base, rank=4, seed=1)
     return Adapters(
         good=good,
-        other=bases.adapter(folder / "other", base, rank=8, seed=2),
-        wide=bases.adapter(folder / "wide", base, rank=32, seed=3),
-        matchless=bases.defective(good, folder / "matchless", "wrong_prefix"),
-        nan=bases.defective(good, folder / "nan", "nan"),
-        dora=bases.defective(good, folder / "dora", "dora"),
+        other=adapters.adapter(folder / "other", base, rank=8, seed=2),
+        wide=adapters.adapter(folder / "wide", base, rank=32, seed=3),
+        matchless=adapters.defective(good, folder / "matchless", "wrong_prefix"),
+        nan=adapters.defective(good, folder / "nan", "nan"),
+        dora=adapters.defective(good, folder / "dora", "dora"),
     )
 
 
