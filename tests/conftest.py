@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+import structlog
 
 from kite.engine import EngineProcess, EngineSpec
 from kite.engine.process import members
@@ -15,6 +16,13 @@ from kite.testing import bases
 from kite.testing.engine import START_S, Adapters, make_adapters, tiny_spec
 from kite.testing.llama import Llama
 from kite.testing.otlp import Receiver
+
+
+@pytest.fixture(autouse=True)
+def _logs_as_they_were() -> Generator[None]:
+    """A command that runs inside a test quiets the logs of its process; the next test hears them again."""
+    yield
+    structlog.reset_defaults()
 
 
 @pytest.fixture(scope="session")

@@ -73,8 +73,9 @@ def test_next_tokens_of_the_tiny_base_are_neither_flat_nor_certain(tiny: Path):
     model = Llama.load(tiny)
     for text in PROMPTS:
         logprobs = model.next_logprobs(encode(tiny, text))
-        assert 3.0 < -(logprobs.exp() * logprobs).sum().item() < 8.0
-        assert 0.02 < logprobs.exp().max().item() < 0.5
+        assert 0.5 < -(logprobs.exp() * logprobs).sum().item() < 6.0
+        assert 0.02 < logprobs.exp().max().item() < 0.95
+        assert logprobs.exp().topk(20).values.sum().item() > 0.8  # enough for two instances to be compared
 
 
 def test_an_adapter_changes_every_next_token_and_stays_within_the_limit(tiny: Path, good: Path):
