@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from kite.errors import MissingPath
+from kite_cli.embedded.options import Options
 from kite_cli.exits import Exit
 from kite_cli.flags import AsJson, group
-from kite_cli.options import Options
 from kite_cli.output import count, fail, note, percent, say, say_json
 from kite_cli.upcycle import show_violations
 

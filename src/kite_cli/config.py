@@ -83,7 +83,7 @@ def change(
 def _change(
     fleet: "Place", found: dict[str, object], name: str, wanted: "JsonValue", *, reason: str, as_json: bool
 ) -> int:
-    from kite_cli import request
+    from kite_cli.asking import request
     from kite_cli.running import run
 
     with Progress(f"changing {name}"):

@@ -9,7 +9,7 @@ from kite_cli.flags import AsJson, Dir, Reason, group
 from kite_cli.output import Progress, duration, fail, percent, say, say_json
 
 if TYPE_CHECKING:
-    from kite_cli.request import Comparison
+    from kite_cli.asking.request import Comparison
 
 app = group("Compare what instances answer.")
 
@@ -30,9 +30,10 @@ def compare(
     as_json: AsJson = False,
 ) -> int:
     """[changes] Measure how far the answers of two ready instances are apart; exit 1 without a verdict."""
-    from kite_cli import place, request
+    from kite_cli import place
+    from kite_cli.asking import request
+    from kite_cli.asking.telling import tell
     from kite_cli.running import run
-    from kite_cli.telling import tell
 
     with Progress(f"comparing {first} with {second}") as progress:
         asked = request.compare(
@@ -52,7 +53,7 @@ def compare(
 
 
 def _print(outcome: "Comparison") -> None:
-    from kite_cli.telling import nats
+    from kite_cli.asking.telling import nats
 
     measured = outcome.measured
     if measured is None:

@@ -5,16 +5,16 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from kite_cli.embedded.options import Dtype, EngineKind, Options
 from kite_cli.exits import Exit
 from kite_cli.flags import AsJson
-from kite_cli.options import Dtype, EngineKind, Options
 from kite_cli.output import Progress, duration, note, say, say_json
 from kite_cli.place import DEFAULT_DIR
 
 if TYPE_CHECKING:
     import asyncio
 
-    from kite_cli.fleet import Fleet
+    from kite_cli.embedded.fleet import Fleet
     from kite_schemas.envelope import Event
 
 COUNT_MAX = 64
@@ -105,7 +105,7 @@ def _end(task: "asyncio.Task[None]", told: list[bool]) -> None:
 
 
 async def _serve(options: Options, *, as_json: bool) -> None:
-    from kite_cli.fleet import embedded
+    from kite_cli.embedded.fleet import embedded
 
     with Progress("starting the fleet") as progress:
         async with embedded(options) as fleet:
@@ -120,7 +120,7 @@ async def _serve(options: Options, *, as_json: bool) -> None:
 
 def _step(progress: Progress, event: "Event") -> None:
     """Print what happens to an instance; what requests bring about is for those who made them."""
-    from kite_cli.readiness import SUPERSEDED
+    from kite_cli.embedded.readiness import SUPERSEDED
     from kite_schemas.yoco import InstanceChanged, InstanceReady, OrderFailed, OrderRefused, StartOrdered
 
     match event.data:

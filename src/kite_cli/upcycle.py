@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from kite_arbitrator.state import Blend
-    from kite_cli.request import Injection
+    from kite_cli.asking.request import Injection
     from kite_schemas.upcycle import Member
     from kite_schemas.upcycle import Violation as Told
     from kite_upcycle.violations import Violation as Found
@@ -114,9 +114,10 @@ def inject(
     as_json: AsJson = False,
 ) -> int:
     """[changes] Verify, blend, load, prove and promote one adapter; exit 1 when it does not come to that."""
-    from kite_cli import place, request
+    from kite_cli import place
+    from kite_cli.asking import request
+    from kite_cli.asking.telling import tell
     from kite_cli.running import run
-    from kite_cli.telling import tell
     from kite_upcycle.violations import UnreadableAdapter
 
     if adapter is None or target is None:

@@ -10,7 +10,7 @@ from kite_cli.output import Progress, duration, fail, say, say_json, show
 
 if TYPE_CHECKING:
     from kite_arbitrator.state import Instance, State
-    from kite_cli.request import Handover
+    from kite_cli.asking.request import Handover
 
 app = group("Instances, and one more of them.")
 
@@ -30,9 +30,10 @@ def order(
     as_json: AsJson = False,
 ) -> int:
     """[changes] Ask for one more ready instance: a standby is woken; exit 1 when there is none."""
-    from kite_cli import place, request
+    from kite_cli import place
+    from kite_cli.asking import request
+    from kite_cli.asking.telling import tell
     from kite_cli.running import run
-    from kite_cli.telling import tell
 
     with Progress(f"ordering one more {base}") as progress:
         asked = request.order(

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from kite.errors import MissingPath, UsageError
-from kite_cli.intake import AdapterRootUnusable, bring, proper
+from kite_cli.asking.intake import AdapterRootUnusable, bring, proper
 from kite_upcycle.reader import digest
 from kite_upcycle.violations import UnreadableAdapter
 

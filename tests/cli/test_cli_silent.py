@@ -11,7 +11,7 @@ from kite.bus import EVT, Bus, EmbeddedServer
 from kite.ledger import Ledger
 from kite.testing.eventually import eventually
 from kite_cli import place
-from kite_cli.following import ANSWER_S
+from kite_cli.asking.following import ANSWER_S
 from kite_cli.place import FleetFile
 from kite_cli.testing import command
 

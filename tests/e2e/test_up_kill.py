@@ -11,10 +11,10 @@ import pytest_asyncio
 from kite.ledger import Reader
 from kite.testing import adapters
 from kite.testing.eventually import eventually
-from kite_cli.fleet import Fleet, embedded
-from kite_cli.options import Options
-from kite_cli.request import Injection, change, inject, order
-from kite_cli.supervisor import RESTARTS_MAX, ServiceFailed
+from kite_cli.asking.request import Injection, change, inject, order
+from kite_cli.embedded.fleet import Fleet, embedded
+from kite_cli.embedded.options import Options
+from kite_cli.embedded.supervisor import RESTARTS_MAX, ServiceFailed
 from kite_cli.testing import left
 from kite_incident.replay import verify
 from kite_schemas.envelope import Event, decode

@@ -12,7 +12,7 @@ import pytest
 from kite.ledger import Ledger, Reader
 from kite.ledger.sqlite import connect
 from kite.testing import adapters
-from kite_cli.readiness import EngineMissing, check_engine
+from kite_cli.embedded.readiness import EngineMissing, check_engine
 from kite_cli.testing import Ended, Up, left, run
 from kite_incident.replay import verify
 from kite_schemas.ledger import LeaseTaken

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from kite.ledger import Reader
-from kite_cli.acts import Demo, DemoOptions
+from kite_cli.demo.acts import Demo, DemoOptions
 from kite_cli.output import note, quiet
 from kite_cli.place import in_folder
 from kite_incident.history import lines

@@ -13,13 +13,13 @@ from kite.clock import mono_us
 from kite.engine import Engine
 from kite.errors import Fault, KiteError, UsageError
 from kite.proof import read_pair
-from kite_cli import request
-from kite_cli.fleet import Fleet, embedded
-from kite_cli.material import ANCHOR, EXAMPLES, SECOND, BaseKind, Material, fresh, prepare
-from kite_cli.options import EngineKind, Options
+from kite_cli.asking import request
+from kite_cli.asking.request import Injection
+from kite_cli.asking.telling import tell
+from kite_cli.demo.material import ANCHOR, EXAMPLES, SECOND, BaseKind, Material, fresh, prepare
+from kite_cli.embedded.fleet import Fleet, embedded
+from kite_cli.embedded.options import EngineKind, Options
 from kite_cli.place import in_folder, reading
-from kite_cli.request import Injection
-from kite_cli.telling import tell
 from kite_incident.replay import Verdict, verify
 from kite_schemas.envelope import Event, decode
 from kite_schemas.upcycle import Ending, InjectionClosed, Violation
@@ -185,7 +185,8 @@ class Demo:
         self._expect(handover.ok, f"the standby did not wake: {handover.code}: {handover.detail}")
         self.report.handover_ms, self.report.deadline_ms = handover.took_us / 1_000, handover.deadline_us / 1_000
         verdict = "met" if handover.in_time else "missed"
-        self._say(f"first token {self.report.handover_ms:.0f} ms after the order, deadline 417 ms {verdict}")
+        deadline = f"deadline {self.report.deadline_ms:.0f} ms"
+        self._say(f"first token {self.report.handover_ms:.0f} ms after the order, {deadline} {verdict}")
 
     async def _compare(self, fleet: Fleet) -> None:
         first, second = sorted(i.id for i in fleet.state().instances.values() if i.state is State.READY)

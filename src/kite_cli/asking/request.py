@@ -6,8 +6,8 @@ from pathlib import Path
 
 from pydantic import JsonValue
 
-from kite_cli.following import Story, Told, ask, make
-from kite_cli.intake import bring
+from kite_cli.asking.following import Story, Told, ask, make
+from kite_cli.asking.intake import bring
 from kite_cli.place import Address
 from kite_schemas.arbitration import Held, OrderExpired
 from kite_schemas.envelope import Event

@@ -13,13 +13,13 @@ from kite.errors import Fault, KiteError
 from kite.ledger import NotALedger
 from kite_arbitrator.state import State
 from kite_cli import place
-from kite_cli.claim import Claim, claimed
-from kite_cli.following import CONNECT_S, Told, ends, watch
-from kite_cli.options import Options
+from kite_cli.asking.following import CONNECT_S, Told, ends, watch
+from kite_cli.asking.request import change
+from kite_cli.embedded.claim import Claim, claimed
+from kite_cli.embedded.options import Options
+from kite_cli.embedded.readiness import Counter, check_engine, check_port, load_pool, settled
+from kite_cli.embedded.supervisor import STOP_S, Program, Server, ServiceFailed, Supervisor
 from kite_cli.place import FleetFile
-from kite_cli.readiness import Counter, check_engine, check_port, load_pool, settled
-from kite_cli.request import change
-from kite_cli.supervisor import STOP_S, Program, Server, ServiceFailed, Supervisor
 from kite_cli.view import View
 from kite_schemas.envelope import Event
 from kite_schemas.policy import Pool

@@ -14,9 +14,9 @@ from kite.bus.server import is_taken
 from kite.errors import Fault, KiteError, UsageError
 from kite_arbitrator.rules.v1.fleet import instance_id
 from kite_arbitrator.state import Instance, State, busy
-from kite_cli.following import Told
-from kite_cli.intake import proper
-from kite_cli.options import Options
+from kite_cli.asking.following import Told
+from kite_cli.asking.intake import proper
+from kite_cli.embedded.options import Options
 from kite_schemas.envelope import Event
 from kite_schemas.policy import Pool
 from kite_schemas.yoco import InstanceReady, OrderFailed, OrderRefused

@@ -11,7 +11,7 @@ from kite_cli.exits import Exit
 from kite_cli.output import Progress, note, quiet, say
 
 if TYPE_CHECKING:
-    from kite_cli.acts import Report
+    from kite_cli.demo.acts import Report
 
 Engine = Annotated[str, typer.Option("--engine", help="vllm, or fake (no vLLM needed).")]
 Base = Annotated[str, typer.Option("--base", help="smollm2 (a real model), or tiny (random weights).")]
@@ -32,7 +32,7 @@ def demo(
     examples: Examples = Path("examples/adapters"),
 ) -> int:
     """[changes] Run a fleet, blend two adapters, refuse two, wake a standby, compare, explain, replay; then stop."""
-    from kite_cli.acts import Demo, options
+    from kite_cli.demo.acts import Demo, options
 
     chosen = options(engine, base, directory, examples)
     quiet()
