@@ -9,10 +9,9 @@ from kite.bus import Message
 from kite.events import Composed, Origin, compose, new_id
 from kite.ledger import Draft, Outgoing
 from kite_arbitrator import core
-from kite_arbitrator.intake import Accepted, Known, Verdict
 from kite_arbitrator.routing import destination
 from kite_arbitrator.state import Row, State
-from kite_schemas.envelope import Header, encode
+from kite_schemas.envelope import Event, Header, encode
 from kite_schemas.ledger import EventIdConflict, Rejected
 from kite_schemas.model import Data
 
@@ -36,18 +35,15 @@ class Batch:
     sends: list[Outgoing] = field(default_factory=list[Outgoing])
     decided: int = 0
 
-    def take(self, message: Message, verdict: Verdict, bus_epoch: int) -> None:
-        """Take in one message of the bus as it was judged."""
-        match verdict:
-            case Accepted(event):
-                self._input(event.header, message.payload, event.data, message, bus_epoch)
-            case Rejected():
-                self.write(verdict, message, bus_epoch, derived=True)
-            case Known(header, same=False):
-                conflict = EventIdConflict(stream=message.stream, seq=message.seq, event_id=header.id)
-                self.write(conflict, message, bus_epoch, derived=True)
-            case Known():
-                pass
+    def take(self, message: Message, found: Event | Rejected, known: bytes | None, bus_epoch: int) -> None:
+        """Take in one message: `known` are the bytes that the ledger has under the event's id, if it has any."""
+        if isinstance(found, Rejected):
+            self.write(found, message, bus_epoch, derived=True)
+        elif known is None:
+            self._input(found.header, message.payload, found.data, message, bus_epoch)
+        elif known != message.payload:
+            conflict = EventIdConflict(stream=message.stream, seq=message.seq, event_id=found.header.id)
+            self.write(conflict, message, bus_epoch, derived=True)
 
     def write(self, data: Data, message: Message | None = None, bus_epoch: int = 0, *, derived: bool = False) -> None:
         """Take in a row that the arbitrator itself writes; a `derived` id depends on the message's place only."""

@@ -1,11 +1,9 @@
-"""What a message of the bus is: an event, one the ledger has already, or something to be recorded as refused. Pure."""
+"""What a message of the bus is: an event, or something to be recorded as refused. Pure."""
 
 from base64 import b64encode
-from collections.abc import Mapping
-from dataclasses import dataclass
 
 from kite.bus import Message, evt_subject
-from kite_schemas.envelope import EVENT_MAX_BYTES, Event, Header, MalformedEvent, decode
+from kite_schemas.envelope import EVENT_MAX_BYTES, Event, MalformedEvent, decode
 from kite_schemas.ledger import REJECTED_BYTES_MAX, Refusal, Rejected
 
 REASON_MAX_CHARS = 500
@@ -13,26 +11,8 @@ PRODUCERS = frozenset({"request", "fact"})
 """Kinds that may come from outside; decisions and ledger rows are the arbitrator's own."""
 
 
-@dataclass(frozen=True, slots=True)
-class Accepted:
-    """A new event."""
-
-    event: Event
-
-
-@dataclass(frozen=True, slots=True)
-class Known:
-    """An event whose id the ledger has; `same` tells whether the bytes are the same too."""
-
-    header: Header
-    same: bool
-
-
-Verdict = Accepted | Known | Rejected
-
-
-def judge(message: Message, known: Mapping[str, bytes]) -> Verdict:
-    """Return what to do with a message; `known` maps the ids that the ledger has to their bytes."""
+def examine(message: Message) -> Event | Rejected:
+    """Return the event in a message, or why there is none that a producer may send on this subject."""
     try:
         event = decode(message.payload)
     except MalformedEvent as error:
@@ -44,17 +24,7 @@ def judge(message: Message, known: Mapping[str, bytes]) -> Verdict:
     expected = evt_subject(header.type, header.subject)
     if message.subject != expected:
         return _rejected(message, Refusal.SUBJECT_MISMATCH, f"the event belongs on {expected}")
-    if header.id in known:
-        return Known(header, known[header.id] == message.payload)
-    return Accepted(event)
-
-
-def event_id(message: Message) -> str | None:
-    """Return the id that a message claims, without judging the rest of it."""
-    try:
-        return decode(message.payload).header.id
-    except MalformedEvent:
-        return None
+    return event
 
 
 def _rejected(message: Message, code: Refusal, reason: str) -> Rejected:

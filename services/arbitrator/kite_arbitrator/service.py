@@ -17,10 +17,11 @@ from kite.events import Origin, compose, new_id
 from kite.ledger import AsyncLedger, Cursor, Ledger, Send
 from kite_arbitrator import core, shipped
 from kite_arbitrator.batch import Batch
-from kite_arbitrator.intake import event_id, judge
+from kite_arbitrator.intake import examine
 from kite_arbitrator.reading import read
 from kite_arbitrator.settings import Settings
 from kite_arbitrator.state import State
+from kite_schemas.envelope import Event
 from kite_schemas.ledger import BusGap as GapRow
 from kite_schemas.ledger import Created, LeaseTaken, Tick
 from kite_schemas.policy import ChangeRequested
@@ -147,14 +148,12 @@ class Arbitrator:
 
     async def _take(self, batch: Batch, messages: Sequence[Message]) -> None:
         began_us = clock.mono_us()
-        ids = [name for name in map(event_id, messages) if name is not None]
-        known = await self._ledger.known(ids)
-        for message in messages:
-            verdict = judge(message, known)
-            batch.take(message, verdict, BUS_EPOCH)
-            claimed = event_id(message)
-            if claimed is not None:
-                known.setdefault(claimed, message.payload)
+        examined = [examine(message) for message in messages]
+        known = await self._ledger.known([found.header.id for found in examined if isinstance(found, Event)])
+        for message, found in zip(messages, examined, strict=True):
+            event_id = found.header.id if isinstance(found, Event) else ""
+            batch.take(message, found, known.get(event_id), BUS_EPOCH)
+            known.setdefault(event_id, message.payload)
         await self._commit(batch, self._cursor(messages[-1].seq, messages[-1].msg_id or ""))
         if batch.decided:
             log.info("decided", inputs=len(messages), decisions=batch.decided, took_us=clock.mono_us() - began_us)
