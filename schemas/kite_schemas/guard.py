@@ -28,7 +28,7 @@ class ComparisonOrdered(Order):
 
     TYPE = "kite.guard.comparison_ordered.v1"
 
-    request: EventId
+    request: EventId | None = Field(default=None, description="absent when the guard compares by itself")
     sides: tuple[Side, Side]
     model: Text = Field(description="the served name: a version, or the base")
 
@@ -38,7 +38,7 @@ class Compared(Outcome):
 
     TYPE = "kite.guard.compared.v1"
 
-    request: EventId
+    request: EventId | None = None
     first: Name
     second: Name
     model: Text
@@ -54,7 +54,7 @@ class ComparisonFailed(Outcome):
 
     TYPE = "kite.guard.comparison_failed.v1"
 
-    request: EventId
+    request: EventId | None = None
     first: Name
     second: Name
     code: Name

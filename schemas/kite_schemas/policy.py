@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, JsonValue, ValidationError
 
-from kite_schemas.model import AbsolutePath, Count, Digest, EventId, Model, Name, Ppm, Text, Us
+from kite_schemas.model import AbsolutePath, Count, Digest, EventId, Micronats, Model, Name, Ppm, Text, Us
 from kite_schemas.why import Decision, Request
 from kite_schemas.yoco import EngineSpec, SleepMode
 
@@ -54,6 +54,15 @@ class YocoPolicy(Model):
     start_backoff_max_us: PositiveUs = Field(description="the longest of these waits")
 
 
+class GuardPolicy(Model):
+    """Numbers of the divergence breaker; effect proofs do not depend on it."""
+
+    enabled: Annotated[bool, Field(strict=True)] = Field(description="whether blends are compared and conflicts freeze")
+    kl_max_micronats: Micronats = Field(description="mean KL of two instances above which they conflict")
+    freeze_us: PositiveUs = Field(description="how long a conflict stops admissions, at least")
+    interval_us: PositiveUs = Field(description="distance of two comparisons of a blend")
+
+
 class ExpiryPolicy(Model):
     """How long an order may stay open, in ledger time."""
 
@@ -80,6 +89,7 @@ class Policy(Model):
     upcycle: UpcyclePolicy
     yoco: YocoPolicy
     arbitration: ArbitrationPolicy
+    guard: GuardPolicy
     expiry: ExpiryPolicy
     fleet: Fleet
 

@@ -149,6 +149,35 @@ class InjectionAdmitted(Order):
     max_lora_rank: Count
 
 
+class InjectionDeferred(Decision):
+    """The injection waits, verified, until `until_us` of ledger time at least."""
+
+    TYPE = "kite.upcycle.injection_deferred.v1"
+
+    request: EventId
+    blend: Name
+    until_us: Us
+
+
+class Frozen(Decision):
+    """Admissions stop: two instances that should answer alike did not. Loads, rollbacks and reloads go on."""
+
+    TYPE = "kite.upcycle.frozen.v1"
+
+    blend: Name
+    until_us: Us = Field(description="ledger time; then the comparison is repeated")
+    severity: Count = Field(description="1 at first, one more each time the conflict persists")
+
+
+class Unfrozen(Decision):
+    """Admissions go on."""
+
+    TYPE = "kite.upcycle.unfrozen.v1"
+
+    blend: Name
+    lasted_us: Us
+
+
 class InjectionRejected(Decision):
     """The injection cannot be: `why.reason` names the cause, `detail` the values."""
 

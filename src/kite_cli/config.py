@@ -1,42 +1,42 @@
-"""`kite config`: the policy that is in force, and changes of it."""
+"""`kite config`: the policy that is in force, changes of it, and its history."""
 
 import json
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from kite.errors import Fault, KiteError, UsageError
+from kite.errors import UsageError
 from kite_cli.exits import Exit
 from kite_cli.flags import AsJson, Dir, Reason, group
-from kite_cli.output import Progress, fail, say, say_json, show
-from kite_cli.share import ppm
+from kite_cli.output import Progress, count, fail, moment, note, say, say_json, show
 
 if TYPE_CHECKING:
     from pydantic import JsonValue
 
+    from kite_cli.aliases import Named
     from kite_cli.place import Place
-    from kite_schemas.policy import Policy
+    from kite_incident.policies import Decided, Difference
+    from kite_schemas.policy import Change, Policy
 
-app = group("The policy: see it, change it.")
+app = group("The policy: see it, change it, see how it changed.")
 
-SHARE = "_ppm"
+CELL_MAX_CHARS = 60
+"""Longer values are cut in tables; `--json` has all of them."""
 
+DIGEST_CHARS = 12
 
-class NoPolicy(KiteError):
-    """The ledger has no policy yet."""
-
-    code = "no_policy"
-    fault = Fault.OPERATOR
+NAMES_HELP = "A position, how a digest begins, `shipped`, or `now`."
 
 
 @app.callback()
 def config() -> None:
-    """See the policy, and change it."""
+    """See the policy, change it, and see how it changed."""
 
 
 @app.command()
 def get(
-    key: Annotated[str | None, typer.Argument(metavar="[KEY]")] = None,
+    key: Annotated[str | None, typer.Argument(metavar="KEY")] = None,
     *,
     directory: Dir = None,
     as_json: AsJson = False,
@@ -47,100 +47,228 @@ def get(
 
     flat = flatten(_policy(place.find(directory)))
     if key is not None:
-        name = canonical(flat, key)
-        flat = {name: flat[name]}
+        named = _named(flat, key)
+        flat = {named.key: flat[named.key]}
     records = [{"key": name, "value": value} for name, value in flat.items()]
     show(records, ("KEY", "VALUE"), [(name, json.dumps(value)) for name, value in flat.items()], as_json=as_json)
     return Exit.OK
 
 
+@app.command(name="list")
+def every(*, directory: Dir = None, as_json: AsJson = False) -> int:
+    """[reads] Print every setting: value, unit, meaning, and what it was shipped with where that differs."""
+    from kite_arbitrator import shipped
+    from kite_cli import place
+    from kite_cli.bounds import settings, takes
+    from kite_schemas.policy import flatten
+
+    flat, first = flatten(_policy(place.find(directory))), flatten(shipped.policy())
+    records: list[dict[str, object]] = []
+    rows: list[tuple[str, ...]] = []
+    for key, setting in settings().items():
+        value, began = flat[key], first[key]
+        found = {"key": key, "value": value, "unit": setting.unit, "shipped": began, "differs": value != began}
+        records.append({**found, "takes": takes(setting), "meaning": setting.meaning})
+        rows.append((key, _cell(value), setting.unit, _cell(began) if value != began else "", setting.meaning))
+    show(records, ("KEY", "VALUE", "UNIT", "SHIPPED", "MEANING"), rows, as_json=as_json)
+    return Exit.OK
+
+
 @app.command(name="set")
 def change(
-    key: Annotated[str, typer.Argument(metavar="KEY")],
-    value: Annotated[str, typer.Argument(metavar="VALUE", help="JSON; a decimal when KEY is given without _ppm.")],
+    words: Annotated[
+        list[str], typer.Argument(metavar="KEY VALUE | KEY=VALUE", help="Several are one change: all or none.")
+    ],
     *,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would change.")] = False,
     reason: Reason = "",
     directory: Dir = None,
     as_json: AsJson = False,
 ) -> int:
-    """[changes] Change one setting of the policy; exit 2 for an unknown key or a value it does not take."""
+    """[changes] Change settings; exit 2 for an unknown key or a value it does not take.
+
+    VALUE is JSON in the unit of the key, or has a unit (417ms, 90s, 30%). Under its name without the unit a setting
+    takes decimals: `upcycle.weight_decay 0.93`, `yoco.cold_start_deadline 0.417`.
+    """
     from kite_cli import place
+    from kite_cli.bounds import amended
     from kite_schemas.policy import flatten
 
     fleet = place.find(directory)
     policy = _policy(fleet)
     flat = flatten(policy)
-    name = canonical(flat, key)
-    wanted = parse(name, key, value)
-    _check(policy, name, wanted)
-    found: dict[str, object] = {"key": name, "before": flat[name], "after": wanted, "dry_run": dry_run}
+    changes = _wanted(flat, pairs(words))
+    amended(policy, changes)
+    found = [{"key": one.key, "before": flat[one.key], "after": one.value, "dry_run": dry_run} for one in changes]
     if dry_run:
-        return _tell({**found, "digest": None}, as_json=as_json)
-    return _change(fleet, found, name, wanted, reason=reason, as_json=as_json)
+        return _tell(found, digest=None, as_json=as_json)
+    return _change(fleet, found, changes, reason=reason, as_json=as_json)
+
+
+def pairs(words: Sequence[str]) -> list[tuple[str, str]]:
+    """Read keys with their values. Raises UsageError for a value without a key, and the other way round.
+
+    >>> pairs(["rules", "1"]), pairs(["rules=1", "expiry.wake=5s"])
+    ([('rules', '1')], [('rules', '1'), ('expiry.wake', '5s')])
+    """
+    if "=" in words[0]:
+        split = [word.partition("=") for word in words]
+        lonely = [key for key, mark, _ in split if not mark]
+        found = [(key, value) for key, _, value in split]
+    else:
+        lonely = list(words[-1:]) if len(words) % 2 else []
+        found = list(zip(words[::2], words[1::2], strict=False))
+    if lonely:
+        raise UsageError(f"{lonely[0]!r} has no value", hint="give KEY VALUE, or KEY=VALUE for each")
+    return found
+
+
+def _wanted(flat: "dict[str, JsonValue]", given: Sequence[tuple[str, str]]) -> "list[Change]":
+    from kite_cli.bounds import settings, wanted
+    from kite_schemas.policy import CHANGES_MAX
+
+    if len(given) > CHANGES_MAX:
+        raise UsageError(f"{len(given)} changes at once", hint=f"{CHANGES_MAX} at most are one request")
+    known = settings()
+    changes: list[Change] = []
+    for name, text in given:
+        named = _named(flat, name, text)
+        if any(one.key == named.key for one in changes):
+            raise UsageError(f"{named.key} is given twice")
+        changes.append(wanted(known, named, text))
+    return changes
+
+
+def _named(flat: "dict[str, JsonValue]", name: str, text: str | None = None) -> "Named":
+    """Find a setting; an alias says on stderr which setting, and which value, it means."""
+    from kite_cli import aliases
+
+    named = aliases.resolve(flat, name)
+    if named.is_alias:
+        value = "" if text is None else f": {aliases.shown(text)} is {json.dumps(aliases.read(named, text))}"
+        note(f"{aliases.said(named)}{value}")
+    return named
 
 
 def _change(
-    fleet: "Place", found: dict[str, object], name: str, wanted: "JsonValue", *, reason: str, as_json: bool
+    fleet: "Place",
+    found: "Sequence[dict[str, JsonValue]]",
+    changes: "Sequence[Change]",
+    *,
+    reason: str,
+    as_json: bool,
 ) -> int:
     from kite_cli.asking import request
     from kite_cli.running import run
 
-    with Progress(f"changing {name}"):
-        outcome = run(request.change(fleet, [(name, wanted)], reason=reason))
+    with Progress(f"changing {', '.join(one.key for one in changes)}"):
+        outcome = run(request.change(fleet, [(one.key, one.value) for one in changes], reason=reason))
     if not outcome.ok:
-        fail(f"the change is rejected: {outcome.detail}")
+        fail(f"the change is rejected: {outcome.detail}", "`kite config list` shows what is in force")
         return Exit.USAGE
-    return _tell({**found, "digest": outcome.digest}, as_json=as_json)
+    return _tell(found, digest=outcome.digest, as_json=as_json)
 
 
-def _tell(found: dict[str, object], *, as_json: bool) -> int:
-    if as_json:
-        say_json(found)
-    else:
-        mood = "would be" if found["dry_run"] else "is now"
-        say(f"{found['key']} {mood} {json.dumps(found['after'])} (was {json.dumps(found['before'])})")
+def _tell(found: "Sequence[dict[str, JsonValue]]", *, digest: str | None, as_json: bool) -> int:
+    for one in found:
+        if as_json:
+            say_json({**one, "digest": digest})
+            continue
+        mood = "would be" if one["dry_run"] else "is now"
+        say(f"{one['key']} {mood} {json.dumps(one['after'])} (was {json.dumps(one['before'])})")
     return Exit.OK
 
 
-def canonical(flat: "dict[str, JsonValue]", key: str) -> str:
-    """Return the full name of a setting; `_ppm` may be left out. Raises UsageError for an unknown one."""
-    for name in (key, f"{key}{SHARE}"):
-        if name in flat:
-            return name
-    section = [name for name in flat if name.startswith(f"{key.partition('.')[0]}.")]
-    raise UsageError(f"unknown setting {key!r}", hint=f"known are {', '.join(section or flat)}")
+@app.command()
+def diff(
+    first: Annotated[str, typer.Argument(metavar="A", help=NAMES_HELP)] = "shipped",
+    second: Annotated[str, typer.Argument(metavar="B", help=NAMES_HELP)] = "now",
+    *,
+    directory: Dir = None,
+    as_json: AsJson = False,
+) -> int:
+    """[reads] Compare two policies; exit 3 when they differ."""
+    from kite_cli import place
+    from kite_incident import policies
+
+    with place.reading(place.find(directory)) as reader:
+        decided, end = policies.history(reader.find(types=policies.TYPES)), reader.head.pos
+    before, after = (policies.choose(decided, name, end) for name in (first, second))
+    found = list(policies.differences(before, after))
+    if not found:
+        note(f"{first} and {second} are equal")
+        return Exit.OK
+    rows = [(one.key, _cell(one.before), _cell(one.after)) for one in found]
+    show([_record(one) for one in found], ("KEY", "FROM", "TO"), rows, as_json=as_json)
+    return Exit.DIVERGED
 
 
-def parse(name: str, key: str, text: str) -> "JsonValue":
-    """Read a value: a decimal share when the key was given without `_ppm`, else JSON. Raises UsageError.
+@app.command()
+def history(*, directory: Dir = None, as_json: AsJson = False) -> int:
+    """[reads] Print every change of the policy, made or rejected: when, by whom, why, and what. Times are UTC."""
+    from kite_cli import place
 
-    >>> parse("upcycle.weight_decay_ppm", "upcycle.weight_decay", "0.93")
-    930000
+    header = ("TIME", "POS", "WHO", "OUTCOME", "KEY", "FROM", "TO", "REASON")
+    decided = _history(place.find(directory))
+    rows = [row for one in decided for row in _lines(one)]
+    show([_account(one) for one in decided], header, rows, as_json=as_json)
+    return Exit.OK
+
+
+def _lines(decided: "Decided") -> list[tuple[str, ...]]:
+    """Return a row for each setting that changed; what they have in common stands in the first one."""
+    outcome = f"set {decided.digest[:DIGEST_CHARS]}" if decided.policy else f"rejected: {decided.detail}"
+    head = (moment(decided.at_us), str(decided.pos), decided.actor, outcome)
+    first, *rest = _cells(decided.changes)
+    return [(*head, *first, decided.reason), *((*("",) * len(head), *cells, "") for cells in rest)]
+
+
+def _cells(changes: "Sequence[Difference]") -> list[tuple[str, str, str]]:
+    if not changes:
+        return [("nothing", "", "")]
+    if len(changes) > 1 and all(one.before is None for one in changes):
+        return [(f"all {count(len(changes), 'setting')}", "", "")]
+    return [(one.key, _cell(one.before), _cell(one.after)) for one in changes]
+
+
+def _account(decided: "Decided") -> dict[str, object]:
+    return {
+        "pos": decided.pos,
+        "at": moment(decided.at_us),
+        "at_us": decided.at_us,
+        "outcome": "set" if decided.policy else "rejected",
+        "actor": decided.actor,
+        "reason": decided.reason,
+        "request": decided.request,
+        "digest": decided.digest or None,
+        "detail": decided.detail,
+        "changes": [_record(one) for one in decided.changes],
+    }
+
+
+def _record(difference: "Difference") -> dict[str, object]:
+    return {"key": difference.key, "before": difference.before, "after": difference.after}
+
+
+def _cell(value: "JsonValue") -> str:
+    """Return a value for a table.
+
+    >>> _cell(930_000), _cell(None), len(_cell("x" * 1_000))
+    ('930000', '', 60)
     """
-    if name == f"{key}{SHARE}":
-        return ppm(text)
-    try:
-        return json.loads(text)
-    except ValueError:
-        return text  # a word is a string; whether the setting takes one is for the policy to say
+    text = "" if value is None else json.dumps(value)
+    return text if len(text) <= CELL_MAX_CHARS else f"{text[: CELL_MAX_CHARS - 1]}…"
 
 
-def _check(policy: "Policy", name: str, value: "JsonValue") -> None:
-    from kite_schemas.policy import Change, PolicyInvalid, amend
+def _history(fleet: "Place") -> "list[Decided]":
+    from kite_cli import place
+    from kite_incident import policies
 
-    try:
-        amend(policy, [Change(key=name, value=value)])
-    except PolicyInvalid as error:
-        raise UsageError(str(error), hint="`kite config get` shows every setting and its value") from error
+    with place.reading(fleet) as reader:
+        return policies.history(reader.find(types=policies.TYPES))
 
 
 def _policy(fleet: "Place") -> "Policy":
-    from kite_cli import place
-    from kite_incident.replay import state_at
+    from kite_incident import policies
 
-    with place.reading(fleet) as reader:
-        policy = state_at(reader.rows()).policy
-    if policy is None:
-        raise NoPolicy("there is no policy yet", hint="`kite up` sets the first one")
-    return policy
+    return policies.current(_history(fleet))

@@ -37,8 +37,8 @@ class Health:
         """Leader and ledger in one line."""
         tick = "none yet" if self.tick_age_us is None else f"{duration(self.tick_age_us)} ago"
         return (
-            f"leader {self.holder or 'unknown'}, epoch {self.head.epoch}; ledger at position {self.head.pos}, "
-            f"{moment(self.head.ledger_us)}; last tick {tick}"
+            f"guard {guard(self.state)}; leader {self.holder or 'unknown'}, epoch {self.head.epoch}; "
+            f"ledger at position {self.head.pos}, {moment(self.head.ledger_us)}; last tick {tick}"
         )
 
     def record(self) -> dict[str, object]:
@@ -53,6 +53,7 @@ class Health:
             "ledger_us": self.head.ledger_us,
             "tick_age_us": self.tick_age_us,
             "policy": self.state.policy_digest,
+            "guard": guard(self.state),
             "nodes": len(self.state.nodes),
             "instances": len(self.state.instances),
             "blends": len(self.state.blends),
@@ -85,12 +86,22 @@ def judge(state: State, silent_us: int) -> tuple[str, str]:
         return "stopped", f"the arbitrator has written nothing for {duration(silent_us)}"
     if not pools:
         return "empty", "the policy asks for no instance"
+    gone = sorted({pool.node for pool in pools} - state.nodes.keys())
+    if gone:
+        return "stopped" if state.instances else "settling", f"node {', '.join(gone)} is not registered"
     wanted = [(instance_id(pool, n), n >= pool.ready) for pool in pools for n in range(pool.ready + pool.standbys)]
     ill = [name for name, _ in wanted if name in state.instances and state.instances[name].state in ILL]
     if ill:
         return "degraded", f"{', '.join(ill)} failed; {_counts(state, wanted)}"
     resting = sum(_rests(state.instances.get(name), standby=standby) for name, standby in wanted)
     return "healthy" if resting == len(wanted) else "settling", _counts(state, wanted)
+
+
+def guard(state: State) -> str:
+    """Return how the divergence breaker is: `off` unless the policy switches it on."""
+    if state.freeze is not None:
+        return f"frozen until {moment(state.freeze.until_us)}, severity {state.freeze.severity}"
+    return "on" if state.policy and state.policy.guard.enabled else "off"
 
 
 def _counts(state: State, wanted: list[tuple[str, bool]]) -> str:

@@ -1,5 +1,9 @@
 """`kite status`, `timeline`, `explain` and `replay`: what the engineer on call asks first."""
 
+import os
+import sys
+import time
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -10,12 +14,15 @@ from kite_cli.flags import AsJson, Dir
 from kite_cli.output import Progress, count, duration, fail, moment, say, say_json, short, show, table
 
 if TYPE_CHECKING:
+    from kite.ledger import Reader
     from kite_incident.replay import Verdict
     from kite_incident.timeline import Entry, Step
 
+SKIPPABLE = ("wake", "compare", "inject", "change")
 UNITS_S = {"s": 1, "m": 60, "h": 3_600, "d": 86_400}
 SPAN_MAX_S = 3_660 * 86_400
 HEX_CHARS = 8
+FOLLOW_POLL_S = 0.2
 
 
 def register(app: typer.Typer) -> None:
@@ -56,6 +63,9 @@ def timeline(
     *,
     since: Annotated[str, typer.Option("--since", metavar="SPAN", help="As 20m, 90s, 2h, 1d (before the end).")] = "",
     steps: Annotated[bool, typer.Option("--steps", help="Every event of each entry.")] = False,
+    follow: Annotated[
+        bool, typer.Option("--follow", "-f", help="Every event as it is committed, until Ctrl-C.")
+    ] = False,
     directory: Dir = None,
     as_json: AsJson = False,
 ) -> int:
@@ -64,6 +74,9 @@ def timeline(
     from kite_incident.timeline import timeline as tell
 
     span_us = span(since) if since else None
+    if follow:
+        with place.reading(place.find(directory)) as reader:
+            return _follow(reader, span_us, as_json=as_json)
     with place.reading(place.find(directory)) as reader:
         start_us = 0 if span_us is None else reader.head.ledger_us - span_us
         entries = tell(reader.rows(), start_us)
@@ -134,25 +147,77 @@ def _step(step: "Step") -> dict[str, object]:
     }
 
 
+def _follow(reader: "Reader", span_us: int | None, *, as_json: bool) -> int:
+    """Print what is committed from here on, and before it what began within the span. Ctrl-C is its normal end."""
+    shown = ""
+    try:
+        for entry in _committed(reader, span_us):
+            (step,) = entry.steps
+            if as_json:
+                told = {"correlation": entry.correlation, "title": entry.title, "trace_id": entry.trace_id}
+                say_json({**told, "at": moment(step.at_us), **_step(step)})
+                continue
+            if entry.correlation != shown:
+                say("  ".join(filter(None, (moment(entry.at_us), entry.trace_id[:HEX_CHARS], entry.title))))
+            shown = entry.correlation
+            say("  ".join(filter(None, _line(step))))
+    except KeyboardInterrupt:
+        pass
+    except BrokenPipeError:  # the reader of our output has gone, as `| head` does
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or the flush at exit fails once more
+    return Exit.OK
+
+
+def _committed(reader: "Reader", span_us: int | None) -> "Iterator[Entry]":
+    """Yield each row as an entry of one step, titled as the request that it belongs to; never ends by itself."""
+    from kite_incident.timeline import timeline as tell
+
+    head = reader.head
+    pos, start_us = (head.pos, 0) if span_us is None else (0, head.ledger_us - span_us)
+    while True:
+        for row in reader.rows(pos + 1):
+            for entry in tell([row], start_us):
+                cause = reader.by_event_id(entry.correlation)
+                entry.title = tell([cause])[0].title if cause else entry.title
+                yield entry
+            pos = row.pos
+        time.sleep(FOLLOW_POLL_S)
+
+
 def explain(
-    decision: Annotated[str, typer.Argument(metavar="DECISION", help="Its position, its id, or how that begins.")],
+    decision: Annotated[str, typer.Argument(metavar="DECISION", help="Its position, its id, or how that begins.")] = "",
     *,
+    why_not: Annotated[str, typer.Option("--why-not", metavar="WHAT", help=f"Not done: {', '.join(SKIPPABLE)}.")] = "",
+    at: Annotated[
+        int | None, typer.Option("--at", metavar="POS", min=1, help="As of this position (with --why-not).")
+    ] = None,
     directory: Dir = None,
     as_json: AsJson = False,
 ) -> int:
-    """[reads] Say why a decision was taken: rules with value, threshold and margin; candidates; inputs; trace."""
+    """[reads] Say why a decision was taken, or why something was not: rules with margins; candidates; inputs; trace."""
     from kite_cli import place
     from kite_cli.account import lines, record
     from kite_incident.explain import explain as account
 
+    if bool(decision) == bool(why_not):
+        raise UsageError("name a decision, or what was not done by --why-not", hint="`kite timeline` lists both")
     with place.reading(place.find(directory)) as reader:
-        explanation = account(reader, decision)
+        explanation = account(reader, decision or _skip(reader, why_not, at))
     if as_json:
         say_json(record(explanation))
     else:
         for line in lines(explanation):
             say(line)
     return Exit.OK
+
+
+def _skip(reader: "Reader", what: str, at: int | None) -> str:
+    """Return the position of the skip that was in force. Raises UsageError and NothingSkipped."""
+    from kite_incident.refusals import why_not
+
+    if what not in SKIPPABLE:
+        raise UsageError(f"{what!r} is nothing that can be skipped", hint=f"one of {', '.join(SKIPPABLE)}")
+    return str(why_not(reader, what, at))
 
 
 def replay(

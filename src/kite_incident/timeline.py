@@ -11,7 +11,7 @@ from kite_schemas.guard import Compared, ComparisonFailed, ComparisonRequested
 from kite_schemas.ledger import Tick
 from kite_schemas.model import Data
 from kite_schemas.policy import ChangeRejected, ChangeRequested
-from kite_schemas.upcycle import AdapterRefused, InjectionClosed, InjectionRequested
+from kite_schemas.upcycle import AdapterRefused, Frozen, InjectionClosed, InjectionRequested, Unfrozen
 from kite_schemas.why import Decision
 from kite_schemas.yoco import InstanceChanged, InstanceReady, NodeRegistered, OrderFailed, OrderRefused, OrderRequested
 
@@ -125,5 +125,7 @@ DETAILS: dict[type[Data], Callable[[Any], str]] = {  # Any: each function takes 
     ComparisonFailed: lambda data: f"not compared: {data.code}",
     Held: _not_done,
     ChangeRejected: _not_done,
+    Frozen: lambda data: f"admissions frozen, severity {data.severity}",
+    Unfrozen: lambda data: f"admissions go on: {data.why.reason}",
     OrderExpired: lambda data: f"{data.kind} for {data.target} expired",
 }

@@ -198,38 +198,6 @@ def test_two_instances_are_compared(on: Kite):
     assert "KL 0.0000 nats" in on("guard", "compare", FIRST, SECOND).out
 
 
-def test_the_policy_is_changed_by_an_event(on: Kite):
-    before = one(on("config", "get", "yoco.cold_start_deadline_us", "--json"))
-    assert before == {"key": "yoco.cold_start_deadline_us", "value": 417_000}
-    trial = one(on("config", "set", "upcycle.weight_min", "0.02", "--dry-run", "--json"))
-    assert (trial["before"], trial["after"], trial["digest"]) == (10_000, 20_000, None)
-    ended = on("config", "set", "upcycle.weight_min", "0.02", "--reason", "a test")
-    assert (ended.code, ended.out) == (0, "upcycle.weight_min_ppm is now 20000 (was 10000)\n")
-    assert one(on("config", "get", "upcycle.weight_min", "--json"))["value"] == 20_000
-    assert on("config", "set", "upcycle.weight_min_ppm", "10000").code == 0
-    assert len(on("config", "get").out.splitlines()) == len(lines(on("config", "get", "--json"))) + 1
-
-
-@pytest.mark.parametrize(
-    ("key", "value", "said"),
-    [
-        ("nope", "1", "unknown setting 'nope'"),
-        ("upcycle.weight_min_ppm", "2000000", "less than or equal to 1000000"),
-        ("upcycle.weight_min_ppm", "-1", "greater than or equal to 0"),
-        ("upcycle.weight_min_ppm", "many", "valid integer"),
-        ("upcycle.weight_min", "half", "no number"),
-        ("rules", "2", "rules"),
-        ("fleet.pools", "[{}]", "fleet.pools"),
-    ],
-)
-def test_changes_that_cannot_be_are_one_error(on: Kite, key: str, value: str, said: str):
-    ended = on("config", "set", key, "--", value)
-    assert ended.code == 2
-    assert ended.out == ""
-    assert said in ended.err
-    assert ended.err.count("error: ") == 1
-
-
 def test_the_timeline_tells_requests(on: Kite, make_adapter: Make):
     found = one(inject(on, make_adapter("told", seed=9), "--blend", "told"))
     entries = lines(on("timeline", "--since", "20m", "--json"))
@@ -303,3 +271,13 @@ def read_all(terminal: int) -> str:
         pass
     os.close(terminal)
     return b"".join(parts).decode()
+
+
+def test_why_not_explains_the_skip_that_was_in_force(on: Kite):
+    refused = on("yoco", "order", "nobody")
+    assert refused.code == 1
+    told = on("explain", "--why-not", "wake", "--json")
+    assert told.code == 0
+    assert json.loads(told.out)["reason"] == "base_unknown"
+    assert on("explain").code == 2
+    assert on("explain", "--why-not", "sleep").code == 2

@@ -20,6 +20,9 @@ READS = (
     "adapter verify",
     "yoco instances",
     "config get",
+    "config list",
+    "config diff",
+    "config history",
 )
 CHANGES = ("up", "upcycle inject", "yoco order", "guard compare", "config set")
 

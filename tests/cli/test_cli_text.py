@@ -6,12 +6,10 @@ import json
 import pkgutil
 
 import pytest
-from pydantic import JsonValue
 
 import kite_cli
 from kite.errors import UsageError
 from kite_cli import output
-from kite_cli.config import canonical, parse
 from kite_cli.share import ppm
 from kite_cli.upcycle import weight_ppm
 
@@ -35,15 +33,6 @@ def test_weights_do_not_pass_through_floats(text: str, expected: int):
 def test_what_is_no_share_is_refused(text: str):
     with pytest.raises(UsageError):
         ppm(text)
-
-
-def test_a_setting_may_be_named_without_its_unit():
-    flat: dict[str, JsonValue] = {"upcycle.weight_decay_ppm": 1, "fleet.pools": []}
-    assert canonical(flat, "upcycle.weight_decay") == "upcycle.weight_decay_ppm"
-    assert parse("upcycle.weight_decay_ppm", "upcycle.weight_decay", "0.93") == 930_000
-    assert parse("upcycle.weight_decay_ppm", "upcycle.weight_decay_ppm", "930000") == 930_000
-    with pytest.raises(UsageError, match="unknown setting"):
-        canonical(flat, "upcycle.weight")
 
 
 def test_json_is_one_object_a_line(capsys: pytest.CaptureFixture[str]):

@@ -14,10 +14,13 @@ from kite.testing.ledger import forge
 from kite_arbitrator.state import Row, current
 from kite_arbitrator.testing import BASE, NODE, Story
 from kite_incident.explain import NoSuchDecision, explain
+from kite_incident.refusals import NothingSkipped, why_not
 from kite_incident.replay import NothingToReplay, verify
 from kite_incident.timeline import timeline
 from kite_schemas.envelope import Header, encode
 from kite_schemas.upcycle import InjectionAdmitted
+from kite_schemas.why import Reason
+from kite_schemas.yoco import WakeOrdered
 
 
 def record(rows: Iterable[Row], url: str) -> None:
@@ -182,3 +185,19 @@ def test_the_timeline_tells_one_injection_as_one_entry(url: str):
         entries = timeline(reader.rows())
     titles = [entry.title for entry in entries]
     assert titles.count("inject credit into risk") == 1
+
+
+def test_why_not_names_the_skip_that_was_in_force_and_not_one_that_was_overtaken(story: Story, tmp_path: Path):
+    story.order()  # the only standby is awake already
+    held = story.last[0].pos
+    url = f"sqlite:///{tmp_path / 'skips.db'}"
+    record(story.rows, url)
+    woken = next(row.pos for row in story.decided if isinstance(row.data, WakeOrdered))
+    with Reader.open(url) as reader:
+        assert why_not(reader, "wake") == held
+        assert explain(reader, str(held)).decision.why.reason is Reason.NO_STANDBY
+        for what, at in (("wake", held - 1), ("inject", None), ("compare", None)):
+            with pytest.raises(NothingSkipped):
+                why_not(reader, what, at)
+        with pytest.raises(NothingSkipped, match=f"at position {woken}"):
+            why_not(reader, "wake", woken)

@@ -1,6 +1,6 @@
 """The policy that a new ledger begins with. It takes effect as an event like every later one."""
 
-from kite_schemas.policy import ArbitrationPolicy, ExpiryPolicy, Fleet, Policy, UpcyclePolicy, YocoPolicy
+from kite_schemas.policy import ArbitrationPolicy, ExpiryPolicy, Fleet, GuardPolicy, Policy, UpcyclePolicy, YocoPolicy
 
 SECOND_US = 1_000_000
 
@@ -16,6 +16,12 @@ def policy() -> Policy:
             start_backoff_max_us=300 * SECOND_US,
         ),
         arbitration=ArbitrationPolicy(idle_tick_us=SECOND_US),
+        guard=GuardPolicy(
+            enabled=False,
+            kl_max_micronats=320_000,
+            freeze_us=15 * SECOND_US,
+            interval_us=60 * SECOND_US,
+        ),
         expiry=ExpiryPolicy(
             verify_us=30 * SECOND_US,
             blend_us=120 * SECOND_US,

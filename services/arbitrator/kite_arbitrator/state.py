@@ -34,11 +34,11 @@ class Phase(StrEnum):
     REQUESTED = "requested"
     VERIFYING = "verifying"
     VERIFIED = "verified"
+    DEFERRED = "deferred"
     REFUSED = "refused"
     BLENDING = "blending"
     LOADING = "loading"
     FAILING = "failing"
-    ROLLING_BACK = "rolling_back"
 
 
 class Node(Struct, frozen=True, kw_only=True):
@@ -101,6 +101,27 @@ class Injection(Struct, frozen=True, kw_only=True):
     reason: Reason = Reason.LOAD_FAILED
 
 
+class Watch(Struct, frozen=True, kw_only=True):
+    """What the guard knows of one blend: its last verdict, and when the next one is due."""
+
+    blend: str
+    due_us: int = 0
+    ordered_us: int = 0
+    kl_micronats: int = 0
+    verdict_us: int = 0
+    pos: int = 0
+    lonely: bool = False  # said once that there is nobody to compare with
+
+
+class Freeze(Struct, frozen=True, kw_only=True):
+    """Admissions are stopped: since when, until when at least, for which blend, how often renewed."""
+
+    blend: str
+    since_us: int
+    until_us: int
+    severity: int
+
+
 class OpenOrder(Struct, frozen=True, kw_only=True):
     """An order without an outcome yet."""
 
@@ -128,6 +149,8 @@ class State(Struct, frozen=True, kw_only=True):
     blends: Mapping[str, Blend] = {}
     injections: Mapping[str, Injection] = {}
     orders: Mapping[str, OpenOrder] = {}
+    watches: Mapping[str, Watch] = {}
+    freeze: Freeze | None = None
 
 
 def with_item(items: Mapping[Key, Value], key: Key, value: Value) -> Mapping[Key, Value]:
@@ -140,7 +163,7 @@ def without(items: Mapping[Key, Value], key: Key) -> Mapping[Key, Value]:
     return {k: v for k, v in items.items() if k != key} if key in items else items
 
 
-def put(state: State, record: Node | Instance | Blend | Injection | OpenOrder) -> State:
+def put(state: State, record: Node | Instance | Blend | Injection | OpenOrder | Watch) -> State:
     """Return the state with one record set under its own id."""
     match record:
         case Node():
@@ -151,6 +174,8 @@ def put(state: State, record: Node | Instance | Blend | Injection | OpenOrder) -
             return structs.replace(state, blends=with_item(state.blends, record.name, record))
         case Injection():
             return structs.replace(state, injections=with_item(state.injections, record.id, record))
+        case Watch():
+            return structs.replace(state, watches=with_item(state.watches, record.blend, record))
         case OpenOrder():
             return structs.replace(state, orders=with_item(state.orders, record.id, record))
 

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
-from kite_cli.output import duration, percent, short
+from kite_cli.output import duration, moment, percent, short
 from kite_incident.timeline import detail
 from kite_schemas.envelope import Event
 from kite_schemas.guard import ComparisonOrdered
@@ -16,7 +16,9 @@ from kite_schemas.upcycle import (
     BlendLoaded,
     BlendPromoted,
     BlendStored,
+    Frozen,
     InjectionAdmitted,
+    InjectionDeferred,
     InjectionRejected,
     LoadFailed,
     LoadOrdered,
@@ -24,6 +26,7 @@ from kite_schemas.upcycle import (
     RollbackFailed,
     RollbackOrdered,
     RolledBack,
+    Unfrozen,
     VerificationOrdered,
 )
 from kite_schemas.yoco import DrainOrdered, SleepOrdered, StartOrdered, StopOrdered, WakeOrdered
@@ -59,6 +62,9 @@ TOLD: dict[type[Data], Callable[[Any], str]] = {  # Any: each function takes the
     AdapterVerified: lambda data: f"verified: rank {data.rank}, {percent(data.share_ppm)} of the base's parameters",
     MemberDropped: lambda data: f"{data.member.name} leaves: its weight would be {percent(data.weight_ppm)}",
     InjectionAdmitted: _admitted,
+    InjectionDeferred: lambda data: f"waits: {data.why.reason} until {moment(data.until_us)}",
+    Frozen: lambda data: f"admissions frozen until {moment(data.until_us)}: instances disagree on {data.blend}",
+    Unfrozen: lambda data: f"admissions go on after {duration(data.lasted_us)}: {data.why.reason}",
     InjectionRejected: lambda data: f"rejected: {data.detail}",
     BlendStored: lambda data: f"blend stored as {data.resident.version} (rank {data.rank})",
     BlendFailed: lambda data: f"blend failed: {data.code}: {data.message}",

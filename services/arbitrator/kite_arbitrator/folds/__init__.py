@@ -5,13 +5,14 @@ from typing import Any
 
 from msgspec import structs
 
-from kite_arbitrator.folds import injections, instances, orders
+from kite_arbitrator.folds import guard, injections, instances, orders
 from kite_arbitrator.state import (
     Row,
     State,
     put,
 )
-from kite_schemas.arbitration import OrderExpired
+from kite_schemas.arbitration import Held, OrderExpired
+from kite_schemas.guard import Compared, ComparisonOrdered
 from kite_schemas.ledger import Created
 from kite_schemas.model import Data
 from kite_schemas.policy import PolicySet
@@ -23,13 +24,16 @@ from kite_schemas.upcycle import (
     BlendLoaded,
     BlendPromoted,
     BlendStored,
+    Frozen,
     InjectionAdmitted,
     InjectionClosed,
+    InjectionDeferred,
     InjectionRequested,
     LoadFailed,
     LoadOrdered,
     RollbackOrdered,
     RolledBack,
+    Unfrozen,
     VerificationOrdered,
 )
 from kite_schemas.why import Order, Outcome
@@ -57,6 +61,10 @@ def fold(state: State, row: Row) -> State:
 
 def _created(state: State, _row: Row, data: Created) -> State:
     return structs.replace(state, ledger=data.ledger)
+
+
+def _blend_promoted(state: State, row: Row, data: BlendPromoted) -> State:
+    return guard.promoted(injections.promoted(state, row, data), row, data)
 
 
 def _policy_set(state: State, _row: Row, data: PolicySet) -> State:
@@ -89,7 +97,13 @@ FOLDS: dict[type[Data], Fold] = {
     EffectMissing: injections.effect_missing,
     RollbackOrdered: injections.rollback_ordered,
     RolledBack: injections.rolled_back,
-    BlendPromoted: injections.promoted,
+    BlendPromoted: _blend_promoted,
+    InjectionDeferred: injections.deferred,
+    ComparisonOrdered: guard.ordered,
+    Compared: guard.compared,
+    Held: guard.held,
+    Frozen: guard.frozen,
+    Unfrozen: guard.unfrozen,
     InjectionClosed: injections.closed,
     OrderExpired: orders.expired,
 }

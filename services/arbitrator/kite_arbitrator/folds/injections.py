@@ -24,6 +24,7 @@ from kite_schemas.upcycle import (
     Ending,
     InjectionAdmitted,
     InjectionClosed,
+    InjectionDeferred,
     InjectionRequested,
     LoadFailed,
     LoadOrdered,
@@ -53,6 +54,10 @@ def verified(state: State, row: Row, data: AdapterVerified) -> State:
         fact_pos=row.pos,
         fact_us=row.ledger_us,
     )
+
+
+def deferred(state: State, _row: Row, data: InjectionDeferred) -> State:
+    return _advanced(state, data.request, phase=Phase.DEFERRED)
 
 
 def refused(state: State, row: Row, data: AdapterRefused) -> State:
@@ -137,7 +142,9 @@ def effect_missing(state: State, _row: Row, data: EffectMissing) -> State:
     if injection is not None:
         return put(state, _failing(injection, Reason.EFFECT_MISSING))
     instance = state.instances.get(data.instance)
-    return state if instance is None else put(state, structs.replace(instance, state=Life.QUARANTINED))
+    if instance is None:
+        return state
+    return lost(put(state, structs.replace(instance, state=Life.QUARANTINED)), instance.id)
 
 
 def rolled_back(state: State, _row: Row, data: RolledBack) -> State:
@@ -153,7 +160,7 @@ def rollback_ordered(state: State, _row: Row, data: RollbackOrdered) -> State:
     if injection is None:
         return state
     touched = tuple(name for name in injection.touched if name != data.instance)
-    return put(state, structs.replace(injection, phase=Phase.ROLLING_BACK, touched=touched))
+    return put(state, structs.replace(injection, touched=touched))
 
 
 def promoted(state: State, row: Row, data: BlendPromoted) -> State:
@@ -184,7 +191,7 @@ def _loading(state: State, version: str) -> Injection | None:
 
 def _failing(injection: Injection, reason: Reason) -> Injection:
     """The first failure counts: what follows while it is undone changes neither the reason nor the phase."""
-    if injection.phase in (Phase.FAILING, Phase.ROLLING_BACK):
+    if injection.phase is Phase.FAILING:
         return injection
     return structs.replace(injection, phase=Phase.FAILING, reason=reason)
 
@@ -202,9 +209,9 @@ def _added(names: tuple[str, ...], name: str) -> tuple[str, ...]:
 
 
 def lost(state: State, instance: str) -> State:
-    """An instance that stops being ready fails the injections that were loading into it."""
+    """An instance that stops being ready fails the injections that were to be loaded into it."""
     for injection in list(state.injections.values()):
-        if injection.phase is Phase.LOADING and instance in injection.targets:
+        if injection.phase in (Phase.BLENDING, Phase.LOADING) and instance in injection.targets:
             touched = tuple(name for name in injection.touched if name != instance)
             state = put(state, _failing(structs.replace(injection, touched=touched), Reason.INSTANCE_LOST))
     return state

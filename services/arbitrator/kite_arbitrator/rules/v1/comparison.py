@@ -6,7 +6,7 @@ from kite_arbitrator.rules.draft import Draft, seen, why, within
 from kite_arbitrator.state import Instance, Row, State, claimed, current, serving
 from kite_schemas.arbitration import Held
 from kite_schemas.guard import ComparisonOrdered, ComparisonRequested, Side
-from kite_schemas.why import Reason
+from kite_schemas.why import Reason, Why
 
 
 def compare(state: State, row: Row) -> Iterator[Draft]:
@@ -14,16 +14,15 @@ def compare(state: State, row: Row) -> Iterator[Draft]:
     request = row.data
     if not isinstance(request, ComparisonRequested):
         return
-    target = f"pair/{request.first},{request.second}"
-    obstacle = _obstacle(state, request, target)
+    obstacle = _obstacle(state, request)
     if obstacle is not None:
         reason, detail = obstacle
         yield Draft(f"instance/{request.first}", Held(detail=detail, request=row.id, why=why(state, row, reason)))
         return
-    yield _ordered(state, row, request, target)
+    yield _ordered(state, row, request)
 
 
-def _obstacle(state: State, request: ComparisonRequested, target: str) -> tuple[Reason, str] | None:
+def _obstacle(state: State, request: ComparisonRequested) -> tuple[Reason, str] | None:
     sides = [state.instances.get(name) for name in (request.first, request.second)]
     for name, side in zip((request.first, request.second), sides, strict=True):
         if side is None:
@@ -35,7 +34,7 @@ def _obstacle(state: State, request: ComparisonRequested, target: str) -> tuple[
         return Reason.INSTANCE_MISSING, f"{first.id!r} and {second.id!r} differ in base or node"
     if request.blend is not None and _model(state, request, first, second) == first.base:
         return Reason.RESIDENT_MISSING, f"blend {request.blend!r} is not on both instances"
-    if claimed(state, target):
+    if claimed(state, pair(first.id, second.id)):
         return Reason.TARGET_BUSY, "the same comparison is under way"
     return None
 
@@ -50,20 +49,33 @@ def _model(state: State, request: ComparisonRequested, first: Instance, second: 
     return first.base
 
 
-def _ordered(state: State, row: Row, request: ComparisonRequested, target: str) -> Draft:
+def _ordered(state: State, row: Row, request: ComparisonRequested) -> Draft:
     first, second = state.instances[request.first], state.instances[request.second]
+    account = why(state, row, Reason.ASKED, inputs=[seen(state, first), seen(state, second)])
+    return ordered(state, first, second, _model(state, request, first, second), account, request=row.id)
+
+
+def ordered(
+    state: State, first: Instance, second: Instance, model: str, account: Why, *, request: str | None = None
+) -> Draft:
+    """Return the order to compare two instances on one served name."""
     return Draft(
         f"instance/{first.id}",
         ComparisonOrdered(
             node=first.node,
-            target=target,
+            target=pair(first.id, second.id),
             **within(state, current(state).expiry.compare_us),
-            request=row.id,
+            request=request,
             sides=(
                 Side(instance=first.id, endpoint=first.endpoint),
                 Side(instance=second.id, endpoint=second.endpoint),
             ),
-            model=_model(state, request, first, second),
-            why=why(state, row, Reason.ASKED, inputs=[seen(state, first), seen(state, second)]),
+            model=model,
+            why=account,
         ),
     )
+
+
+def pair(first: str, second: str) -> str:
+    """Return the target of a comparison."""
+    return f"pair/{first},{second}"

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from kite_arbitrator.rules.draft import Draft, age, at_least, at_most, seen, why, within
 from kite_arbitrator.rules.v1.weights import Refused, Weights, weigh
 from kite_arbitrator.state import (
+    Freeze,
     Injection,
     Instance,
     Phase,
@@ -29,6 +30,7 @@ from kite_schemas.upcycle import (
     Ending,
     InjectionAdmitted,
     InjectionClosed,
+    InjectionDeferred,
     InjectionRejected,
     LoadOrdered,
     MemberDropped,
@@ -97,10 +99,26 @@ def _verified(state: State, row: Row, injection: Injection) -> Iterator[Draft]:
     except Refused as refused:
         yield from _reject(state, row, injection, refused.reason, str(refused))
         return
+    if state.freeze is not None and not injection.request.dry_run:
+        yield from _defer(state, row, injection, state.freeze)
+        return
     if injection.request.dry_run:
         yield _closed(state, row, injection, Ending.DRY_RUN, Reason.DRY_RUN, weights=weights)
         return
     yield from _admit(state, row, injection, weights)
+
+
+def _defer(state: State, row: Row, injection: Injection, freeze: Freeze) -> Iterator[Draft]:
+    """Say once that a verified injection waits for the end of the freeze."""
+    if injection.phase is not Phase.DEFERRED:
+        rule = at_most("upcycle.frozen_until_us", freeze.until_us, state.now_us)
+        data = InjectionDeferred(
+            request=injection.id,
+            blend=injection.request.blend,
+            until_us=freeze.until_us,
+            why=why(state, row, Reason.FROZEN, rules=[rule]),
+        )
+        yield Draft(_subject(injection), data)
 
 
 def _admit(state: State, row: Row, injection: Injection, weights: Weights) -> Iterator[Draft]:
@@ -237,13 +255,19 @@ def _refused(state: State, row: Row, injection: Injection) -> Iterator[Draft]:
 
 
 def _failing(state: State, row: Row, injection: Injection) -> Iterator[Draft]:
-    """Take the version out of every instance that may hold it; close at once when none does."""
+    """Take the version out of every instance that may hold it, each when its load has ended; then close."""
     undo = [state.instances[name] for name in injection.touched if name in state.instances]
-    undo = [instance for instance in undo if instance.endpoint and injection.resident is not None]
+    undo = [instance for instance in undo if instance.endpoint]
     for instance in undo:
-        yield _rollback(state, row, injection, instance)
-    if not undo:
+        if not claimed(state, _target(injection, instance)):
+            yield _rollback(state, row, injection, instance)
+    under_way = any(o.request == injection.id and o.type == RollbackOrdered.TYPE for o in state.orders.values())
+    if not undo and not under_way:
         yield _closed(state, row, injection, injection.ending, injection.reason)
+
+
+def _target(injection: Injection, instance: Instance) -> str:
+    return f"load/{injection.request.blend}@{instance.id}"
 
 
 def _rollback(state: State, row: Row, injection: Injection, instance: Instance) -> Draft:
@@ -252,7 +276,7 @@ def _rollback(state: State, row: Row, injection: Injection, instance: Instance) 
         f"instance/{instance.id}",
         RollbackOrdered(
             node=instance.node,
-            target=f"load/{injection.request.blend}@{instance.id}",
+            target=_target(injection, instance),
             **within(state, current(state).expiry.load_us),
             request=injection.id,
             instance=instance.id,
@@ -261,12 +285,6 @@ def _rollback(state: State, row: Row, injection: Injection, instance: Instance) 
             why=why(state, row, injection.reason, inputs=[seen(state, instance)]),
         ),
     )
-
-
-def _rolling_back(state: State, row: Row, injection: Injection) -> Iterator[Draft]:
-    pending = any(o.request == injection.id and o.type == RollbackOrdered.TYPE for o in state.orders.values())
-    if not pending:
-        yield _closed(state, row, injection, injection.ending, injection.reason)
 
 
 def _reject(state: State, row: Row, injection: Injection, reason: Reason, detail: str) -> Iterator[Draft]:
@@ -309,8 +327,8 @@ def _limits(state: State, pool: Pool) -> AdapterLimits:
 PHASES: dict[Phase, Callable[[State, Row, Injection], Iterator[Draft]]] = {
     Phase.REQUESTED: _requested,
     Phase.VERIFIED: _verified,
+    Phase.DEFERRED: _verified,
     Phase.REFUSED: _refused,
     Phase.LOADING: _loading,
     Phase.FAILING: _failing,
-    Phase.ROLLING_BACK: _rolling_back,
 }

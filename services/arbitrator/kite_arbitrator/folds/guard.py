@@ -1,0 +1,62 @@
+"""How comparisons, freezes and promotions change what the guard knows."""
+
+from msgspec import structs
+
+from kite_arbitrator.state import Freeze, Row, State, Watch, current, put
+from kite_schemas.arbitration import Held
+from kite_schemas.guard import Compared, ComparisonOrdered
+from kite_schemas.upcycle import BlendPromoted, Frozen, Unfrozen
+from kite_schemas.why import Reason
+
+
+def blend_of(state: State, version: str) -> str | None:
+    """Return the blend that is served under this name now, None for an older version or the base."""
+    return next((name for name, blend in state.blends.items() if blend.resident.version == version), None)
+
+
+def _watch(state: State, blend: str) -> Watch:
+    return state.watches.get(blend) or Watch(blend=blend)
+
+
+def ordered(state: State, _row: Row, data: ComparisonOrdered) -> State:
+    blend = blend_of(state, data.model)
+    if blend is None:
+        return state
+    due_us = state.now_us + current(state).guard.interval_us
+    return put(state, structs.replace(_watch(state, blend), due_us=due_us, ordered_us=state.now_us, lonely=False))
+
+
+def compared(state: State, row: Row, data: Compared) -> State:
+    blend = blend_of(state, data.model)
+    if blend is None:
+        return state
+    verdict = structs.replace(
+        _watch(state, blend), kl_micronats=data.kl_micronats, verdict_us=row.ledger_us, pos=row.pos
+    )
+    return put(state, verdict)
+
+
+def promoted(state: State, row: Row, data: BlendPromoted) -> State:
+    """A new version is compared at once."""
+    return put(state, Watch(blend=data.blend, due_us=row.ledger_us, pos=row.pos))
+
+
+def held(state: State, row: Row, data: Held) -> State:
+    """Nobody to compare with: say so once, and look again after an interval."""
+    if data.why.reason is not Reason.NO_PEER:
+        return state
+    blend = row.subject.partition("/")[2]
+    due_us = state.now_us + current(state).guard.interval_us
+    return put(state, structs.replace(_watch(state, blend), due_us=due_us, lonely=True))
+
+
+def frozen(state: State, row: Row, data: Frozen) -> State:
+    """The comparison is repeated when the freeze ends."""
+    since_us = state.freeze.since_us if state.freeze else row.ledger_us
+    freeze = Freeze(blend=data.blend, since_us=since_us, until_us=data.until_us, severity=data.severity)
+    watch = structs.replace(_watch(state, data.blend), due_us=data.until_us)
+    return put(structs.replace(state, freeze=freeze), watch)
+
+
+def unfrozen(state: State, _row: Row, _data: Unfrozen) -> State:
+    return structs.replace(state, freeze=None)

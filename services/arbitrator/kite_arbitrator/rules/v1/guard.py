@@ -1,0 +1,115 @@
+"""The guard's breaker: compare what should answer alike, stop admissions on a conflict, and end that stop again."""
+
+from collections.abc import Callable, Iterator
+
+from kite_arbitrator.folds.guard import blend_of
+from kite_arbitrator.rules.draft import Draft, age, at_most, seen, why
+from kite_arbitrator.rules.v1.comparison import ordered
+from kite_arbitrator.rules.v1.injection import load
+from kite_arbitrator.state import Blend, Freeze, Instance, Row, State, Watch, busy, current, members, serving
+from kite_schemas.arbitration import Held
+from kite_schemas.guard import Compared, ComparisonOrdered
+from kite_schemas.upcycle import Frozen, Unfrozen
+from kite_schemas.why import Reason, RuleValue
+
+PEERS = 2
+
+
+def trip(state: State, row: Row) -> Iterator[Draft]:
+    """Freeze on a conflict, and have every woken standby load and prove the newest version of every blend again."""
+    data = row.data
+    if not isinstance(data, Compared) or not current(state).guard.enabled:
+        return
+    blend = blend_of(state, data.model)
+    rule = _rule(state, data.kl_micronats)
+    if blend is None or not rule.fired:
+        return
+    until_us = state.now_us + current(state).guard.freeze_us
+    severity = state.freeze.severity + 1 if state.freeze else 1
+    account = why(state, row, Reason.SEMANTIC_CONFLICT, rules=[rule])
+    yield Draft(f"blend/{blend}", Frozen(blend=blend, until_us=until_us, severity=severity, why=account))
+    yield from _reload(state, row)
+
+
+def _reload(state: State, row: Row) -> Iterator[Draft]:
+    """One load per instance: what else it lacks follows as repairs."""
+    for instance in sorted(state.instances.values(), key=lambda i: i.id):
+        newest = [state.blends[name].resident for name in sorted(state.blends) if _holds(instance, state.blends[name])]
+        if instance.standby and serving(instance) and newest and not busy(state, instance.id):
+            yield load(state, row, instance, newest[0], None)
+
+
+def _holds(instance: Instance, blend: Blend) -> bool:
+    return blend.base == instance.base and blend.resident.version in instance.versions
+
+
+def watch(state: State, row: Row) -> Iterator[Draft]:
+    """Compare the blend that is due first: after its promotion, at the end of a freeze, and at every interval."""
+    if not current(state).guard.enabled or _comparing(state):
+        return
+    due = [known for known in map(_known(state), sorted(state.blends)) if known.due_us <= state.now_us]
+    for known in sorted(due, key=lambda known: known.due_us):
+        blend = state.blends[known.blend]
+        peers = _peers(state, blend)
+        if len(peers) >= PEERS:
+            yield _compare(state, row, blend, peers, known)
+            return  # one at a time: the others are due still
+        if not known.lonely:
+            detail = f"no two ready instances of one node hold {blend.resident.version}"
+            yield Draft(f"blend/{known.blend}", Held(detail=detail, why=why(state, row, Reason.NO_PEER)))
+
+
+def _known(state: State) -> Callable[[str], Watch]:
+    return lambda name: state.watches.get(name) or Watch(blend=name)
+
+
+def _peers(state: State, blend: Blend) -> list[Instance]:
+    """Return the ready instances that hold the promoted version, those of the first one's node."""
+    holders = [i for i in members(state, blend.base) if serving(i) and _holds(i, blend)]
+    return [holder for holder in holders if holder.node == holders[0].node]
+
+
+def _compare(state: State, row: Row, blend: Blend, peers: list[Instance], known: Watch) -> Draft:
+    first, second = peers[0], peers[1]
+    account = why(state, row, _occasion(state, known), inputs=[seen(state, first), seen(state, second)])
+    return ordered(state, first, second, blend.resident.version, account)
+
+
+def _occasion(state: State, known: Watch) -> Reason:
+    if state.freeze is not None and state.freeze.blend == known.blend:
+        return Reason.FREEZE_ENDING
+    return Reason.INTERVAL if known.verdict_us else Reason.PROMOTED
+
+
+def thaw(state: State, row: Row) -> Iterator[Draft]:
+    """End a freeze whose time has passed: with the verdict that followed it, or without one when none can be had."""
+    freeze = state.freeze
+    if freeze is None or state.now_us < freeze.until_us or _comparing(state):
+        return
+    known = _known(state)(freeze.blend)
+    if current(state).guard.enabled and known.ordered_us < freeze.until_us and not known.lonely:
+        return  # the comparison at its end has not been ordered yet
+    yield _unfrozen(state, row, freeze, known)
+
+
+def _unfrozen(state: State, row: Row, freeze: Freeze, known: Watch) -> Draft:
+    agreed = known.verdict_us >= freeze.until_us
+    account = why(
+        state,
+        row,
+        Reason.AGREEMENT if agreed else Reason.NO_VERDICT,
+        rules=[_rule(state, known.kl_micronats)] if agreed else [],
+        inputs=[age(state, f"comparison/{freeze.blend}", known.pos, known.verdict_us)] if agreed else [],
+    )
+    return Draft(
+        f"blend/{freeze.blend}",
+        Unfrozen(blend=freeze.blend, lasted_us=state.now_us - freeze.since_us, why=account),
+    )
+
+
+def _rule(state: State, kl_micronats: int) -> RuleValue:
+    return at_most("guard.kl_max_micronats", kl_micronats, current(state).guard.kl_max_micronats)
+
+
+def _comparing(state: State) -> bool:
+    return any(order.type == ComparisonOrdered.TYPE for order in state.orders.values())
