@@ -4,9 +4,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from kite_cli.exits import Exit
 from kite_cli.flags import AsJson, Dir, Reason, group
-from kite_cli.output import Progress, duration, fail, percent, say, say_json
+from kite_cli.output import Progress, duration, fail, percent, say
 
 if TYPE_CHECKING:
     from kite_cli.asking.request import Comparison
@@ -33,7 +32,7 @@ def compare(
     from kite_cli import place
     from kite_cli.asking import request
     from kite_cli.asking.telling import tell
-    from kite_cli.running import run
+    from kite_cli.running import finish, run
 
     with Progress(f"comparing {first} with {second}") as progress:
         asked = request.compare(
@@ -45,11 +44,7 @@ def compare(
             on_event=lambda event: progress.step(tell(event) or event.header.type),
         )
         outcome = run(asked)
-    if as_json:
-        say_json(_record(outcome))
-    else:
-        _print(outcome)
-    return Exit.OK if outcome.ok else Exit.FAILED
+    return finish(outcome, _record, _print, as_json=as_json)
 
 
 def _print(outcome: "Comparison") -> None:

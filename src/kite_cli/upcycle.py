@@ -117,7 +117,7 @@ def inject(
     from kite_cli import place
     from kite_cli.asking import request
     from kite_cli.asking.telling import tell
-    from kite_cli.running import run
+    from kite_cli.running import finish, run
     from kite_upcycle.violations import UnreadableAdapter
 
     if adapter is None or target is None:
@@ -143,15 +143,7 @@ def inject(
         except UnreadableAdapter as error:
             progress.stop()
             return _unreadable(error, as_json=as_json)
-    return _closed(outcome, as_json=as_json)
-
-
-def _closed(outcome: "Injection", *, as_json: bool) -> int:
-    if as_json:
-        say_json(_record(outcome))
-    else:
-        _print(outcome)
-    return Exit.OK if outcome.ok else Exit.FAILED
+    return finish(outcome, _record, _print, as_json=as_json)
 
 
 def _print(outcome: "Injection") -> None:

@@ -6,7 +6,7 @@ import typer
 
 from kite_cli.exits import Exit
 from kite_cli.flags import AsJson, Dir, Reason, group
-from kite_cli.output import Progress, duration, fail, say, say_json, show
+from kite_cli.output import Progress, duration, fail, say, show
 
 if TYPE_CHECKING:
     from kite_arbitrator.state import Instance, State
@@ -33,7 +33,7 @@ def order(
     from kite_cli import place
     from kite_cli.asking import request
     from kite_cli.asking.telling import tell
-    from kite_cli.running import run
+    from kite_cli.running import finish, run
 
     with Progress(f"ordering one more {base}") as progress:
         asked = request.order(
@@ -44,11 +44,7 @@ def order(
             on_event=lambda event: progress.step(tell(event) or event.header.type),
         )
         outcome = run(asked)
-    if as_json:
-        say_json(_handed_over(outcome))
-    else:
-        _print(outcome)
-    return Exit.OK if outcome.ok else Exit.FAILED
+    return finish(outcome, _handed_over, _print, as_json=as_json)
 
 
 def _print(outcome: "Handover") -> None:

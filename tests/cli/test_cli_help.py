@@ -56,7 +56,7 @@ def test_the_module_is_the_command():
     [
         ("bogus", "bogus"),
         ("status --bogus", "--bogus"),
-        ("explain", "DECISION"),
+        ("explain", "name a decision"),
         ("up --base /b --engine other", "other"),
         ("up --base /b --nats-port 0", "nats-port"),
         ("replay --from zero", "--from"),
