@@ -16,5 +16,5 @@ class View:
     def refresh(self) -> State:
         """Fold what was appended since, and return the state."""
         for row in self._reader.rows(self.state.pos + 1):
-            self.state = core.evolve(self.state, read(row)[1])
+            self.state = core.evolve(self.state, read(row))
         return self.state

@@ -7,6 +7,7 @@ from kite.ledger import Reader
 from kite.ledger import Row as LedgerRow
 from kite_incident.replay import is_decision
 from kite_schemas.envelope import Header, decode
+from kite_schemas.ledger import Tick
 from kite_schemas.why import Decision, RuleValue
 
 FOLLOWERS_ROWS = 10_000
@@ -93,7 +94,8 @@ def _find(reader: Reader, name: str) -> LedgerRow:
 
 def _consequences(reader: Reader, row: LedgerRow) -> tuple[Event, ...]:
     rows = reader.rows(row.pos + 1, min(reader.head.pos, row.pos + FOLLOWERS_ROWS))
-    return tuple(_event(other) for other in rows if decode(other.raw).header.causationid == row.event_id)
+    told = (other for other in rows if other.type != Tick.TYPE)
+    return tuple(_event(other) for other in told if decode(other.raw).header.causationid == row.event_id)
 
 
 def _event(row: LedgerRow) -> Event:

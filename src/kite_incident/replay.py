@@ -93,7 +93,7 @@ def state_at(rows: Iterable[LedgerRow]) -> State:
     """Fold rows from the first on into the state after the last of them."""
     state = core.initial()
     for row in rows:
-        state = core.evolve(state, read(row)[1])
+        state = core.evolve(state, read(row))
     return state
 
 
@@ -116,7 +116,7 @@ class _Replay:
         self.divergence: Divergence | None = None
 
     def feed(self, row: LedgerRow) -> None:
-        _, known = read(row)
+        known = read(row)
         if is_decision(row.type):
             self._decision(row)
             self._state = core.evolve(self._state, known)

@@ -202,8 +202,7 @@ def rebuild(ledger: Ledger) -> State:
     """Fold every row of the ledger, inputs and decisions alike."""
     state = core.initial()
     for row in ledger.rows():
-        _, known = read(row)
-        state = core.evolve(state, known)
+        state = core.evolve(state, read(row))
     return state
 
 
