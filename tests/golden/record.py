@@ -24,15 +24,19 @@ from kite_schemas.model import Data
 from kite_schemas.policy import ChangeRejected
 from kite_schemas.proof import EffectMissing, Missing
 from kite_schemas.registry import TYPES
+from kite_schemas.telemetry import DeviceWindow, FragmentationSource, InstanceWindow, Source, Window
 from kite_schemas.upcycle import (
     AdapterRef,
     BlendFailed,
+    Frozen,
+    InjectionDeferred,
     InjectionRejected,
     LoadFailed,
     MemberDropped,
     RollbackFailed,
     RollbackOrdered,
     RolledBack,
+    Unfrozen,
 )
 from kite_schemas.why import Reason, RuleValue, Why
 from kite_schemas.yoco import OrderFailed, OrderRefused, State, StopOrdered
@@ -55,6 +59,9 @@ ADAPTER = AdapterRef(name="credit", path="adapters/credit", digest="0" * 64)
 
 RARE: tuple[tuple[str, Data], ...] = (
     ("blend/risk", InjectionRejected(why=WHY, request=ID, blend="risk", detail="no room")),
+    ("blend/risk", InjectionDeferred(why=WHY, request=ID, blend="risk", until_us=1)),
+    ("blend/risk", Frozen(why=WHY, blend="risk", until_us=1, severity=1)),
+    ("blend/risk", Unfrozen(why=WHY, blend="risk", lasted_us=1)),
     ("blend/risk", MemberDropped(why=WHY, request=ID, blend="risk", member=ADAPTER, weight_ppm=9_000)),
     ("blend/risk", BlendFailed(**DONE, request=ID, code="rank_exceeded", message="12 > 8", duration_us=1)),
     ("instance/a", LoadFailed(**DONE, instance="a", version=VERSION, stage="load", code="refused", message="")),
@@ -72,6 +79,44 @@ RARE: tuple[tuple[str, Data], ...] = (
         OrderFailed(**DONE, instance="a", state=State.FAILED, stage="start", code="engine_died", message=""),
     ),
     ("instance/a", ComparisonFailed(**DONE, request=ID, first="a", second="b", code="timeout", message="")),
+    (
+        "node/n1",
+        Window(
+            node="n1",
+            boot=ID,
+            seq=7,
+            interval_us=100_000,
+            sampled_us=1_767_225_600_000_000,
+            emitted_us=1_767_225_600_000_200,
+            instances=(
+                InstanceWindow(
+                    id="a",
+                    source=Source.STAT_LOGGER,
+                    age_us=31_000,
+                    arrivals=3,
+                    finished=2,
+                    latency_sum_us=810_000,
+                    latency_squares_ms2=330_500,
+                    cache_queries=96,
+                    cache_hits=64,
+                    preemptions=0,
+                    running=4,
+                    waiting=1,
+                    kv_usage_ppm=120_000,
+                    engine_step_age_us=33_000,
+                ),
+                InstanceWindow(id="b"),
+            ),
+            devices=(
+                DeviceWindow(
+                    id="GPU-7e57",
+                    bandwidth_ppm=420_000,
+                    fragmentation_ppm=90_000,
+                    fragmentation_source=FragmentationSource.TORCH,
+                ),
+            ),
+        ),
+    ),
     ("base/tiny", Held(why=WHY, detail="no standby", request=ID)),
     (
         f"order/{ID}",

@@ -14,12 +14,15 @@ OrderT_co = TypeVar("OrderT_co", bound=InstanceOrder, covariant=True)
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a yoco works: its instances, the folder of their logs, the adapters, the probes of its proofs."""
+    """Where a yoco works: its instances, the folder of their logs, the adapters, the probes of its proofs, the name of
+    the socket that its engines send their readings to.
+    """
 
     instances: Instances
     logs: Path
     adapter_root: Path
     probes: Probes
+    telemetry: str
 
 
 @dataclass(frozen=True, slots=True)

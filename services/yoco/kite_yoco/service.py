@@ -1,6 +1,9 @@
 """The composition root of yoco: bus, worker and instances put together, registered, and taken apart again."""
 
 import asyncio
+from collections.abc import AsyncGenerator, Callable, Coroutine
+from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 
 import structlog
@@ -17,6 +20,9 @@ from kite_yoco.instances import Instances
 from kite_yoco.recovery import to_the_end
 from kite_yoco.settings import Settings
 from kite_yoco.table import tasks
+from kite_yoco.telemetry.listener import Listener
+from kite_yoco.telemetry.outlet import Outlet
+from kite_yoco.telemetry.sampler import Sampler
 
 SERVICE = "yoco"
 HANDLERS_S = 2.0  # for orders in hand to let go at the end
@@ -41,22 +47,30 @@ async def serve(settings: Settings) -> None:
     """Register the node and carry out orders until cancelled; then end every engine. Raises KiteError."""
     prepare(settings.logs)
     origin = Origin(f"kite/{SERVICE}/{settings.node}", f"{SERVICE}@{__version__}")
-    async with await Bus.connect(settings.nats_url, f"{SERVICE}-{settings.node}") as bus:
+    with Listener() as listener:
+        async with await Bus.connect(settings.nats_url, f"{SERVICE}-{settings.node}") as bus:
+            await serve_on(bus, listener, settings, origin)
 
-        async def report(fact: InstanceChanged) -> None:
-            await worker.publish(f"instance/{fact.instance}", fact)
 
-        instances = Instances(settings.node, report)
-        place = Place(instances, settings.logs, settings.adapters, probes.default())
-        worker = Worker(
-            bus=bus,
-            origin=origin,
-            service=SERVICE,
-            node=settings.node,
-            journal=settings.journal,
-            handlers=tasks(place),
-        )
-        await work(worker, instances, settings.node)
+async def serve_on(bus: Bus, listener: Listener, settings: Settings, origin: Origin) -> None:
+    """Put worker, instances and sampler together, and let them work. Raises KiteError."""
+    registered = registration(settings.node)
+
+    async def report(fact: InstanceChanged) -> None:
+        await worker.publish(f"instance/{fact.instance}", fact)
+
+    instances = Instances(settings.node, report)
+    place = Place(instances, settings.logs, settings.adapters, probes.default(), listener.name)
+    worker = Worker(
+        bus=bus,
+        origin=origin,
+        service=SERVICE,
+        node=settings.node,
+        journal=settings.journal,
+        handlers=tasks(place),
+    )
+    sampler = Sampler(settings.node, registered.boot, origin, instances, listener)
+    await work(worker, instances, registered, partial(sampler.run, Outlet(bus, settings.node)))
 
 
 def prepare(logs: Path) -> None:
@@ -67,18 +81,41 @@ def prepare(logs: Path) -> None:
         raise StateUnwritable(logs, error.strerror or str(error)) from error
 
 
-async def work(worker: Worker, instances: Instances, node: str) -> None:
-    """Run the worker and register the node; whatever ends it, and however often it is told to, no engine is left."""
+async def work(
+    worker: Worker, instances: Instances, registered: NodeRegistered, sample: Callable[[], Coroutine[None, None, None]]
+) -> None:
+    """Run the worker, register the node, sample it then; whatever ends it, and however often it is told to, no engine
+    is left.
+    """
     running = asyncio.create_task(worker.run())
     try:
         await asyncio.sleep(0)  # the worker opens its journal in its first step: a second yoco ends there, unregistered
         if not running.done():
-            await worker.publish(f"node/{node}", registration(node))
-            log.info("node_registered", node=node)
-        await asyncio.wait({running})
+            await worker.publish(f"node/{registered.node}", registered)
+            log.info("node_registered", node=registered.node)
+        async with beside(sample):
+            await asyncio.wait({running})
         running.result()
     finally:
         await to_the_end(close(worker, running, instances))
+
+
+@asynccontextmanager
+async def beside(doing: Callable[[], Coroutine[None, None, None]]) -> AsyncGenerator[None]:
+    """Run something beside the orders, which go on without it when it fails; that it did is said in the log."""
+    task = asyncio.create_task(doing())
+    task.add_done_callback(lament)
+    try:
+        yield
+    finally:
+        task.cancel()
+        await asyncio.wait({task})
+
+
+def lament(task: "asyncio.Task[None]") -> None:
+    """Log how a task failed, if it did."""
+    if not task.cancelled() and (error := task.exception()) is not None:
+        log.error("sampler_failed", exc_info=error, hint="orders go on; the node sends no windows until yoco restarts")
 
 
 def registration(node: str) -> NodeRegistered:

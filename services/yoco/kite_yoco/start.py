@@ -7,6 +7,7 @@ from kite.engine import Engine
 from kite.errors import Fault, KiteError
 from kite.orders import stage
 from kite.proof import noise
+from kite.telemetry import variables
 from kite_schemas.yoco import EngineSpec, InstanceReady, StartOrdered, State
 from kite_schemas.yoco import Path as ReadyPath
 from kite_yoco import core
@@ -59,7 +60,8 @@ async def spawned(duty: Duty[StartOrdered], began_us: int) -> InstanceReady:
     instance, order = duty.instance, duty.order
     stage("spawn")
     check_base(order.spec)
-    await instance.spawn(order.spec, duty.log_file, core.pinned(order.device))
+    telling = variables(duty.place.telemetry, instance.id)
+    await instance.spawn(order.spec, duty.log_file, {**core.pinned(order.device), **telling})
     duty.place.instances.watch(instance)
     stage("health")
     await instance.running.wait_healthy(order.ttl_us / US_PER_S)

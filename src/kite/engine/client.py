@@ -106,7 +106,11 @@ class Engine:
 
     async def activity(self) -> Activity:
         """Return how many requests run and wait. vLLM counts no request that it holds while paused."""
-        return read_activity((await self._call("GET", "/metrics", "metrics", CONTROL_S)).text)
+        return read_activity(await self.metrics())
+
+    async def metrics(self) -> str:
+        """Return the page of metrics, in Prometheus' text form; vLLM takes 8 ms to write it."""
+        return (await self._call("GET", "/metrics", "metrics", CONTROL_S)).text
 
     async def distributions(
         self,

@@ -7,6 +7,7 @@ import threading
 from pathlib import Path
 from typing import cast
 
+from kite import telemetry
 from kite.errors import KiteError
 from kite.testing.fake.model import Served
 from kite.testing.fake.server import Fake, Server
@@ -36,7 +37,9 @@ def serve(options: argparse.Namespace) -> None:
         max_lora_rank=cast("int", options.max_lora_rank),
     )
     stop_tracing = start_tracing()
-    with Server((HOST, cast("int", options.port)), Fake(served)) as server:
+    fake = Fake(served)
+    telemetry.start(fake.gate.totals)
+    with Server((HOST, cast("int", options.port)), fake) as server:
 
         def end(number: int, frame: object) -> None:
             del number, frame

@@ -10,6 +10,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import TypeAlias, cast
 from urllib.parse import parse_qs, urlsplit
 
+from kite.clock import US_PER_S
 from kite.testing.fake.completion import complete, parse
 from kite.testing.fake.gate import Gate, Gone
 from kite.testing.fake.model import Refused, Served
@@ -178,10 +179,16 @@ def reset_prefix_cache(handler: Handler, fake: Fake) -> None:
 
 
 def metrics(handler: Handler, fake: Fake) -> None:
-    """Write the two gauges. Like vLLM's, they do not count the requests that a pause holds."""
+    """Write some of vLLM's metrics. Like vLLM's, the gauges do not count the requests that a pause holds."""
+    totals = fake.gate.totals()
+    found = {
+        "vllm:num_requests_running": totals.running,
+        "vllm:num_requests_waiting": totals.waiting,
+        "vllm:e2e_request_latency_seconds_count": totals.finished,
+        "vllm:e2e_request_latency_seconds_sum": (totals.latency_sum_us or 0) / US_PER_S,
+    }
     labels = f'{{engine="0",model_name="{fake.served.name}"}}'
-    gauges = {"vllm:num_requests_running": fake.gate.running, "vllm:num_requests_waiting": 0}
-    lines = [f"# TYPE {name} gauge\n{name}{labels} {float(value)}\n" for name, value in gauges.items()]
+    lines = [f"{name}{labels} {float(value or 0)}\n" for name, value in found.items()]
     handler.send(HTTPStatus.OK, "".join(lines).encode(), "text/plain; version=0.0.4; charset=utf-8")
 
 
