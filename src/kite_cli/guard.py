@@ -31,7 +31,7 @@ def compare(
     """[changes] Measure how far the answers of two ready instances are apart; exit 1 without a verdict."""
     from kite_cli import place
     from kite_cli.asking import request
-    from kite_cli.asking.telling import tell
+    from kite_cli.asking.telling import into
     from kite_cli.running import finish, run
 
     with Progress(f"comparing {first} with {second}") as progress:
@@ -41,7 +41,7 @@ def compare(
             second,
             blend=blend,
             reason=reason,
-            on_event=lambda event: progress.step(tell(event) or event.header.type),
+            on_event=into(progress),
         )
         outcome = run(asked)
     return finish(outcome, _record, _print, as_json=as_json)

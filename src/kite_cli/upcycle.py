@@ -116,7 +116,7 @@ def inject(
     """[changes] Verify, blend, load, prove and promote one adapter; exit 1 when it does not come to that."""
     from kite_cli import place
     from kite_cli.asking import request
-    from kite_cli.asking.telling import tell
+    from kite_cli.asking.telling import into
     from kite_cli.running import finish, run
     from kite_upcycle.violations import UnreadableAdapter
 
@@ -135,7 +135,7 @@ def inject(
             dry_run=dry_run,
             reason=reason,
             name=name,
-            on_event=lambda event: progress.step(tell(event) or event.header.type),
+            on_event=into(progress),
             on_copied=lambda path: progress.step(f"copied below the adapter root: {path}"),
         )
         try:

@@ -32,7 +32,7 @@ def order(
     """[changes] Ask for one more ready instance: a standby is woken; exit 1 when there is none."""
     from kite_cli import place
     from kite_cli.asking import request
-    from kite_cli.asking.telling import tell
+    from kite_cli.asking.telling import into
     from kite_cli.running import finish, run
 
     with Progress(f"ordering one more {base}") as progress:
@@ -41,7 +41,7 @@ def order(
             base,
             instance=instance,
             reason=reason,
-            on_event=lambda event: progress.step(tell(event) or event.header.type),
+            on_event=into(progress),
         )
         outcome = run(asked)
     return finish(outcome, _handed_over, _print, as_json=as_json)

@@ -5,7 +5,6 @@ import os
 import socket
 from collections.abc import Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
 from typing import Never
 
 import structlog
@@ -65,15 +64,7 @@ class LedgerClock:
         return max(last_us + 1, self._anchor_us + clock.mono_us())
 
 
-@dataclass(frozen=True, slots=True)
-class Gap:
-    """Messages of the bus that can no longer be read."""
-
-    first: int
-    last: int
-
-
-Work = Sequence[Message] | Gap | None
+Work = Sequence[Message] | GapRow | None
 """What the writer is handed: a batch of messages, a gap among them, or a tick (None)."""
 
 
@@ -123,7 +114,7 @@ class Arbitrator:
                         seq = messages[-1].seq
             except BusGap as gap:
                 log.error("bus_gap", stream=EVT, first=gap.first_seq, last=gap.last_seq)
-                await self._work.put(Gap(gap.first_seq, gap.last_seq))
+                await self._work.put(GapRow(stream=EVT, first=gap.first_seq, last=gap.last_seq))
                 seq = gap.last_seq
 
     async def _tick(self) -> Never:
@@ -140,9 +131,9 @@ class Arbitrator:
                 case None:
                     batch.write(Tick())
                     await self._commit(batch)
-                case Gap(first, last):
-                    batch.write(GapRow(stream=EVT, first=first, last=last))
-                    await self._commit(batch, self._cursor(last, ""))
+                case GapRow():
+                    batch.write(work)
+                    await self._commit(batch, self._cursor(work.last, ""))
                 case messages:
                     await self._take(batch, messages)
 

@@ -201,6 +201,11 @@ def serving(instance: Instance) -> bool:
     return instance.state is Life.READY and (instance.summoned or not instance.standby)
 
 
+def watch_of(state: State, blend: str) -> Watch:
+    """Return what the guard knows of a blend: at first nothing, and that it is due."""
+    return state.watches.get(blend) or Watch(blend=blend)
+
+
 def busy(state: State, instance: str) -> bool:
     """Tell whether an order about the instance is open."""
     return any(order.instance == instance for order in state.orders.values())

@@ -15,6 +15,7 @@ from typing import ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from kite.durable import sync
 from kite.errors import Fault, KiteError, MissingPath, UsageError
 from kite_schemas.model import NAME_MAX_CHARS, NAME_PATTERN
 from kite_upcycle.reader import CONFIG_NAME, MANIFEST_NAME, TENSORS_NAME, digest
@@ -170,8 +171,8 @@ class Store:
             raise IncompleteVersion(sorted(names))
         for name in sorted(names):
             (folder / name).chmod(FILE_MODE)
-            _sync(folder / name)
-        _sync(folder)
+            sync(folder / name)
+        sync(folder)
         address = digest(folder)
         target = self.path_of(address)
         try:
@@ -180,7 +181,7 @@ class Store:
             if error.errno not in (errno.EEXIST, errno.ENOTEMPTY):
                 raise
             return self.check(address)
-        _sync(self._versions)
+        sync(self._versions)
         return Version(address, target, manifest)
 
     @contextmanager
@@ -226,14 +227,6 @@ def _lock(folder: Path) -> int | None:
         return lock
     os.close(lock)
     return None
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _checked(address: str) -> str:

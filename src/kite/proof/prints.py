@@ -14,6 +14,7 @@ from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, ValidationError, model_validator
 
+from kite.durable import sync
 from kite.engine import Distribution
 from kite.errors import Fault, KiteError
 from kite.probes import PROMPTS_MAX
@@ -145,16 +146,7 @@ def _write(path: Path, content: bytes) -> None:
             os.fchmod(file.fileno(), FILE_MODE)
             os.fsync(file.fileno())
         made.replace(path)
-    _sync(path.parent)
-
-
-def _sync(folder: Path) -> None:
-    """Make a rename inside a folder last: the reference is published right after."""
-    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+    sync(path.parent)  # the reference is published right after
 
 
 def recall(root: Path, reference: EffectPrint) -> Print:

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
-from kite_cli.output import duration, moment, percent, short
+from kite_cli.output import Progress, duration, moment, percent, short
 from kite_incident.timeline import detail
 from kite_schemas.envelope import Event
 from kite_schemas.guard import ComparisonOrdered
@@ -41,6 +41,11 @@ def tell(event: Event) -> str:
         return short(event.header.type).replace("_", " ")
     own = TOLD.get(type(data))
     return own(data) if own is not None else detail(data)
+
+
+def into(progress: Progress) -> Callable[[Event], None]:
+    """Return what tells every event as a step of a progress."""
+    return lambda event: progress.step(tell(event) or event.header.type)
 
 
 def nats(micronats: int) -> str:

@@ -2,7 +2,7 @@
 
 from msgspec import structs
 
-from kite_arbitrator.state import Freeze, Row, State, Watch, current, put
+from kite_arbitrator.state import Freeze, Row, State, Watch, current, put, watch_of
 from kite_schemas.arbitration import Held
 from kite_schemas.guard import Compared, ComparisonOrdered
 from kite_schemas.upcycle import BlendPromoted, Frozen, Unfrozen
@@ -14,16 +14,12 @@ def blend_of(state: State, version: str) -> str | None:
     return next((name for name, blend in state.blends.items() if blend.resident.version == version), None)
 
 
-def _watch(state: State, blend: str) -> Watch:
-    return state.watches.get(blend) or Watch(blend=blend)
-
-
 def ordered(state: State, _row: Row, data: ComparisonOrdered) -> State:
     blend = blend_of(state, data.model)
     if blend is None:
         return state
     due_us = state.now_us + current(state).guard.interval_us
-    return put(state, structs.replace(_watch(state, blend), due_us=due_us, ordered_us=state.now_us, lonely=False))
+    return put(state, structs.replace(watch_of(state, blend), due_us=due_us, ordered_us=state.now_us, lonely=False))
 
 
 def compared(state: State, row: Row, data: Compared) -> State:
@@ -31,7 +27,7 @@ def compared(state: State, row: Row, data: Compared) -> State:
     if blend is None:
         return state
     verdict = structs.replace(
-        _watch(state, blend), kl_micronats=data.kl_micronats, verdict_us=row.ledger_us, pos=row.pos
+        watch_of(state, blend), kl_micronats=data.kl_micronats, verdict_us=row.ledger_us, pos=row.pos
     )
     return put(state, verdict)
 
@@ -47,14 +43,14 @@ def held(state: State, row: Row, data: Held) -> State:
         return state
     blend = row.subject.partition("/")[2]
     due_us = state.now_us + current(state).guard.interval_us
-    return put(state, structs.replace(_watch(state, blend), due_us=due_us, lonely=True))
+    return put(state, structs.replace(watch_of(state, blend), due_us=due_us, lonely=True))
 
 
 def frozen(state: State, row: Row, data: Frozen) -> State:
     """The comparison is repeated when the freeze ends."""
     since_us = state.freeze.since_us if state.freeze else row.ledger_us
     freeze = Freeze(blend=data.blend, since_us=since_us, until_us=data.until_us, severity=data.severity)
-    watch = structs.replace(_watch(state, data.blend), due_us=data.until_us)
+    watch = structs.replace(watch_of(state, data.blend), due_us=data.until_us)
     return put(structs.replace(state, freeze=freeze), watch)
 
 

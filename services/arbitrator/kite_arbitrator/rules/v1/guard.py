@@ -1,12 +1,12 @@
 """The guard's breaker: compare what should answer alike, stop admissions on a conflict, and end that stop again."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 from kite_arbitrator.folds.guard import blend_of
 from kite_arbitrator.rules.draft import Draft, age, at_most, seen, why
 from kite_arbitrator.rules.v1.comparison import ordered
 from kite_arbitrator.rules.v1.injection import load
-from kite_arbitrator.state import Blend, Freeze, Instance, Row, State, Watch, busy, current, members, serving
+from kite_arbitrator.state import Blend, Freeze, Instance, Row, State, Watch, busy, current, members, serving, watch_of
 from kite_schemas.arbitration import Held
 from kite_schemas.guard import Compared, ComparisonOrdered
 from kite_schemas.upcycle import Frozen, Unfrozen
@@ -47,7 +47,7 @@ def watch(state: State, row: Row) -> Iterator[Draft]:
     """Compare the blend that is due first: after its promotion, at the end of a freeze, and at every interval."""
     if not current(state).guard.enabled or _comparing(state):
         return
-    due = [known for known in map(_known(state), sorted(state.blends)) if known.due_us <= state.now_us]
+    due = [known for name in sorted(state.blends) if (known := watch_of(state, name)).due_us <= state.now_us]
     for known in sorted(due, key=lambda known: known.due_us):
         blend = state.blends[known.blend]
         peers = _peers(state, blend)
@@ -57,10 +57,6 @@ def watch(state: State, row: Row) -> Iterator[Draft]:
         if not known.lonely:
             detail = f"no two ready instances of one node hold {blend.resident.version}"
             yield Draft(f"blend/{known.blend}", Held(detail=detail, why=why(state, row, Reason.NO_PEER)))
-
-
-def _known(state: State) -> Callable[[str], Watch]:
-    return lambda name: state.watches.get(name) or Watch(blend=name)
 
 
 def _peers(state: State, blend: Blend) -> list[Instance]:
@@ -86,7 +82,7 @@ def thaw(state: State, row: Row) -> Iterator[Draft]:
     freeze = state.freeze
     if freeze is None or state.now_us < freeze.until_us or _comparing(state):
         return
-    known = _known(state)(freeze.blend)
+    known = watch_of(state, freeze.blend)
     if current(state).guard.enabled and known.ordered_us < freeze.until_us and not known.lonely:
         return  # the comparison at its end has not been ordered yet
     yield _unfrozen(state, row, freeze, known)

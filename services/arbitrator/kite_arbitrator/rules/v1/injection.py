@@ -100,7 +100,7 @@ def _verified(state: State, row: Row, injection: Injection) -> Iterator[Draft]:
         yield from _reject(state, row, injection, refused.reason, str(refused))
         return
     if state.freeze is not None and not injection.request.dry_run:
-        yield from _defer(state, row, injection, state.freeze)
+        yield _defer(state, row, injection, state.freeze)
         return
     if injection.request.dry_run:
         yield _closed(state, row, injection, Ending.DRY_RUN, Reason.DRY_RUN, weights=weights)
@@ -108,17 +108,23 @@ def _verified(state: State, row: Row, injection: Injection) -> Iterator[Draft]:
     yield from _admit(state, row, injection, weights)
 
 
-def _defer(state: State, row: Row, injection: Injection, freeze: Freeze) -> Iterator[Draft]:
-    """Say once that a verified injection waits for the end of the freeze."""
-    if injection.phase is not Phase.DEFERRED:
-        rule = at_most("upcycle.frozen_until_us", freeze.until_us, state.now_us)
-        data = InjectionDeferred(
+def _defer(state: State, row: Row, injection: Injection, freeze: Freeze) -> Draft:
+    rule = at_most("upcycle.frozen_until_us", freeze.until_us, state.now_us)
+    return Draft(
+        _subject(injection),
+        InjectionDeferred(
             request=injection.id,
             blend=injection.request.blend,
             until_us=freeze.until_us,
             why=why(state, row, Reason.FROZEN, rules=[rule]),
-        )
-        yield Draft(_subject(injection), data)
+        ),
+    )
+
+
+def _deferred(state: State, row: Row, injection: Injection) -> Iterator[Draft]:
+    """A verified injection waits for the end of the freeze; that it does was said when it began to."""
+    if state.freeze is None:
+        yield from _verified(state, row, injection)
 
 
 def _admit(state: State, row: Row, injection: Injection, weights: Weights) -> Iterator[Draft]:
@@ -327,7 +333,7 @@ def _limits(state: State, pool: Pool) -> AdapterLimits:
 PHASES: dict[Phase, Callable[[State, Row, Injection], Iterator[Draft]]] = {
     Phase.REQUESTED: _requested,
     Phase.VERIFIED: _verified,
-    Phase.DEFERRED: _verified,
+    Phase.DEFERRED: _deferred,
     Phase.REFUSED: _refused,
     Phase.LOADING: _loading,
     Phase.FAILING: _failing,
