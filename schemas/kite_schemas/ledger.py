@@ -4,7 +4,7 @@ from enum import StrEnum
 
 from pydantic import Field
 
-from kite_schemas.model import Count, EventId, Name, Text
+from kite_schemas.model import Count, EventId, Name, Text, Us
 from kite_schemas.why import LedgerRow
 
 REJECTED_BYTES_MAX = 4_096
@@ -74,3 +74,14 @@ class BusGap(LedgerRow):
     stream: Name
     first: Count
     last: Count
+
+
+class DeadlineMissed(LedgerRow):
+    """Decisions at positions `first` to `last` were durable too long after their event had come."""
+
+    TYPE = "kite.ledger.deadline_missed.v1"
+
+    first: Count
+    last: Count
+    took_us: Us
+    deadline_us: Us

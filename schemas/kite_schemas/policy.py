@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, JsonValue, ValidationError
 
-from kite_schemas.model import AbsolutePath, Count, Digest, EventId, Micronats, Model, Name, Ppm, Text, Us
+from kite_schemas.model import AbsolutePath, Bytes, Count, Digest, EventId, Micronats, Model, Name, Ppm, Text, Us
 from kite_schemas.why import Decision, Request
 from kite_schemas.yoco import EngineSpec, SleepMode
 
@@ -18,6 +18,7 @@ LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 """What vLLM accepts as `--max-lora-rank`."""
 
 PositiveUs = Annotated[Us, Field(ge=1)]
+PositiveCount = Annotated[Count, Field(ge=1)]
 
 
 class Pool(Model):
@@ -44,6 +45,7 @@ class UpcyclePolicy(Model):
     weight_decay_ppm: Ppm = Field(description="factor on free members at each injection")
     weight_min_ppm: Ppm = Field(description="a member below it leaves the blend")
     params_share_max_ppm: Ppm = Field(description="parameters that one injection brings, share of the base")
+    weight_decay_pressure_ppm: Ppm | None = Field(default=None, description="the same factor under pressure")
 
 
 class YocoPolicy(Model):
@@ -52,6 +54,8 @@ class YocoPolicy(Model):
     cold_start_deadline_us: PositiveUs = Field(description="from the order to the first token")
     start_backoff_us: PositiveUs = Field(description="wait before a failed start is ordered again; doubles each time")
     start_backoff_max_us: PositiveUs = Field(description="the longest of these waits")
+    reserve_bytes: Bytes | None = Field(default=None, description="memory that one instance takes of its device")
+    reserve_pressure_ppm: Ppm | None = Field(default=None, description="standbys moved to the hot path under pressure")
 
 
 class GuardPolicy(Model):
@@ -77,13 +81,28 @@ class ExpiryPolicy(Model):
 
 
 class ArbitrationPolicy(Model):
-    """Numbers of the arbitrator itself."""
+    """Numbers of the arbitrator itself. A limit that is unset switches its rule off: it came after the first policy."""
 
     idle_tick_us: PositiveUs = Field(description="distance of two clock rows when nothing is due sooner")
+    tick_us: PositiveUs | None = Field(default=None, description="the same while a condition or a timer is pending")
+    concurrency_max: Count | None = Field(default=None, description="requests in flight in a pool above it: pressure")
+    sustained_us: PositiveUs | None = Field(default=None, description="how long, for pressure on and for pressure off")
+    miss_jump_ppm: Ppm | None = Field(default=None, description="and rise of the cache misses, 1 s against 5 s before")
+    fragmentation_max_ppm: Ppm | None = Field(default=None, description="upcycle channel only at or below")
+    hit_rate_min_ppm: Ppm | None = Field(default=None, description="upcycle channel only at or above")
+    latency_sigma_max_us: Us | None = Field(default=None, description="upcycle channel only at or below")
+    switch_window_us: PositiveUs | None = Field(default=None, description="opposite decisions closer than it: jitter")
+    injection_rate_max_milli: Count | None = Field(default=None, description="injections per 1 000 min: shedding above")
+    idle_us: PositiveUs | None = Field(default=None, description="quiet for so long: a standby goes back to sleep")
+    decision_deadline_us: PositiveUs | None = Field(default=None, description="from the event to the decision, durable")
+    sync_timeout_us: PositiveUs | None = Field(default=None, description="transport lag above it: the source is stale")
+    sync_timeout_reliable_us: PositiveUs | None = Field(default=None, description="the same for reliable transport")
+    loss_max_ppm: Ppm | None = Field(default=None, description="share of a span's windows that may be lost")
+    loss_windows: PositiveCount | None = Field(default=None, description="so many such spans in a row: reliable")
 
 
 class Policy(Model):
-    """The whole policy. It has no defaults: the first one is an event like any other."""
+    """The whole policy. It has no defaults: the first is an event like any other, and what it leaves unset is off."""
 
     rules: Literal[1] = Field(description="version of the rules that decide")
     upcycle: UpcyclePolicy
@@ -95,10 +114,10 @@ class Policy(Model):
 
 
 class Change(Model):
-    """One setting by its dotted key; `value` is JSON."""
+    """One setting by its dotted key; `value` is JSON, absent to unset it."""
 
     key: Text
-    value: JsonValue
+    value: JsonValue = None
 
 
 class ChangeRequested(Request):
@@ -134,8 +153,13 @@ class PolicyInvalid(ValueError):
 
 
 def digest(policy: Policy) -> str:
-    """Return the hex SHA-256 of a policy's canonical JSON (sorted keys, integers and strings only)."""
-    text = json.dumps(policy.model_dump(mode="json"), sort_keys=True, separators=(",", ":"), ensure_ascii=True)
+    """Return the hex SHA-256 of a policy's canonical JSON (sorted keys, integers and strings only, nothing unset).
+
+    An unset limit is left out, so that a policy keeps its digest when a later version of KITE knows more limits.
+    """
+    text = json.dumps(
+        policy.model_dump(mode="json", exclude_none=True), sort_keys=True, separators=(",", ":"), ensure_ascii=True
+    )
     return sha256(text.encode()).hexdigest()
 
 

@@ -2,10 +2,10 @@
 
 from types import ModuleType
 
-from kite_schemas import arbitration, guard, ledger, policy, proof, telemetry, upcycle, yoco
+from kite_schemas import arbitration, guard, ledger, policy, probes, proof, telemetry, upcycle, yoco
 from kite_schemas.model import Data
 
-FAMILIES: tuple[ModuleType, ...] = (upcycle, proof, yoco, telemetry, guard, arbitration, policy, ledger)
+FAMILIES: tuple[ModuleType, ...] = (upcycle, proof, yoco, telemetry, guard, probes, arbitration, policy, ledger)
 
 
 def _types(module: ModuleType) -> dict[str, type[Data]]:

@@ -5,7 +5,7 @@ from enum import StrEnum
 from pydantic import Field
 
 from kite_schemas.model import Count, EventId, Model, Name, Ppm, Us
-from kite_schemas.why import Fact
+from kite_schemas.why import Decision, Fact
 from kite_schemas.yoco import DEVICES_MAX
 
 INSTANCES_MAX = 256
@@ -73,3 +73,21 @@ class Window(Fact):
     emitted_us: Us = Field(description="wall clock when it was handed to the bus")
     instances: tuple[InstanceWindow, ...] = Field(default=(), max_length=INSTANCES_MAX)
     devices: tuple[DeviceWindow, ...] = Field(default=(), max_length=DEVICES_MAX)
+
+
+class NodeLost(Decision):
+    """No window of the node has come for too long: nothing is ordered there."""
+
+    TYPE = "kite.telemetry.node_lost.v1"
+
+    node: Name
+    silence_us: Us
+
+
+class NodeFound(Decision):
+    """A window of a lost node has come."""
+
+    TYPE = "kite.telemetry.node_found.v1"
+
+    node: Name
+    silence_us: Us

@@ -20,7 +20,7 @@ from kite_schemas.model import (
     Us,
     Version,
 )
-from kite_schemas.why import Decision, Order, Outcome, Request
+from kite_schemas.why import Decision, Fact, Order, Outcome, Request
 
 MEMBERS_MAX = 16
 VIOLATIONS_MAX = 64
@@ -329,3 +329,33 @@ class RollbackFailed(Outcome):
     version: Version
     code: Name
     message: Text
+
+
+class DecaySet(Decision):
+    """From here injections into blends of the base shrink free members by this factor."""
+
+    TYPE = "kite.upcycle.decay_set.v1"
+
+    base: Name
+    decay_ppm: Ppm
+
+
+class Shift(Model):
+    """How far one injection moved the answers of a blend: KL of the new version from the one before, same probes."""
+
+    version: Version
+    former: Version
+    kl_micronats: Micronats
+
+
+class ChannelSampled(Fact):
+    """How the Upcycle channel of a node does; what is not known is absent."""
+
+    TYPE = "kite.upcycle.channel_sampled.v1"
+
+    node: Name
+    decay_ppm: Ppm | None = Field(default=None, description="factor on free members in force, of the base loaded last")
+    kv_pollution_ppm: Ppm | None = Field(
+        default=None, description="relative fall of the prefix-cache hit rate, 5 s after a load against 5 s before"
+    )
+    shifts: tuple[Shift, ...] = Field(default=(), max_length=3, description="of the last injections, newest last")

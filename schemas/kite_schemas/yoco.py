@@ -14,12 +14,13 @@ from kite_schemas.model import (
     Micronats,
     Model,
     Name,
+    Ppm,
     Text,
     Us,
     Version,
 )
 from kite_schemas.upcycle import Resident
-from kite_schemas.why import Fact, Order, Outcome, Request
+from kite_schemas.why import Decision, Fact, Order, Outcome, Request
 
 DEVICES_MAX = 256
 
@@ -208,3 +209,32 @@ class OrderFailed(Outcome):
     stage: Name
     code: Name
     message: Text
+
+
+class PrewarmBlocked(Decision):
+    """No standby of the node is started from here: memory is fragmented while injections come fast."""
+
+    TYPE = "kite.yoco.prewarm_blocked.v1"
+
+    node: Name
+
+
+class PrewarmReleased(Decision):
+    """Standbys of the node are started again."""
+
+    TYPE = "kite.yoco.prewarm_released.v1"
+
+    node: Name
+    lasted_us: Us
+
+
+class ChannelSampled(Fact):
+    """How the YOCO channel of a node does; what is not known is absent."""
+
+    TYPE = "kite.yoco.channel_sampled.v1"
+
+    node: Name
+    instances: Count
+    healthy_ppm: Ppm | None = Field(default=None, description="share of the instances that did not fail")
+    prewarm_success_ppm: Ppm | None = Field(default=None, description="of the last 20 starts and wakes")
+    fragmentation_ppm: Ppm | None = Field(default=None, description="of the worst device")

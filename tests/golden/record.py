@@ -16,18 +16,41 @@ from kite_cli.demo.acts import Demo, DemoOptions
 from kite_cli.output import note, quiet
 from kite_cli.place import in_folder
 from kite_incident.history import lines
-from kite_schemas.arbitration import Held, OrderExpired
+from kite_schemas import upcycle, yoco
+from kite_schemas.arbitration import (
+    Channel,
+    ChannelSelected,
+    Discarded,
+    GapAcknowledged,
+    Held,
+    Mode,
+    ModeChanged,
+    OrderExpired,
+    PressureChanged,
+    Transport,
+    TransportChanged,
+)
 from kite_schemas.envelope import Header, encode
-from kite_schemas.guard import ComparisonFailed
-from kite_schemas.ledger import BusGap, EventIdConflict, LeaseTaken, Refusal, Rejected
+from kite_schemas.guard import ComparisonFailed, DistributionMeasured, Logprobs, MeasurementOrdered, Side
+from kite_schemas.ledger import BusGap, DeadlineMissed, EventIdConflict, LeaseTaken, Refusal, Rejected
 from kite_schemas.model import Data
 from kite_schemas.policy import ChangeRejected
+from kite_schemas.probes import Registered
 from kite_schemas.proof import EffectMissing, Missing
 from kite_schemas.registry import TYPES
-from kite_schemas.telemetry import DeviceWindow, FragmentationSource, InstanceWindow, Source, Window
+from kite_schemas.telemetry import (
+    DeviceWindow,
+    FragmentationSource,
+    InstanceWindow,
+    NodeFound,
+    NodeLost,
+    Source,
+    Window,
+)
 from kite_schemas.upcycle import (
     AdapterRef,
     BlendFailed,
+    DecaySet,
     Frozen,
     InjectionDeferred,
     InjectionRejected,
@@ -36,10 +59,11 @@ from kite_schemas.upcycle import (
     RollbackFailed,
     RollbackOrdered,
     RolledBack,
+    Shift,
     Unfrozen,
 )
 from kite_schemas.why import Reason, RuleValue, Why
-from kite_schemas.yoco import OrderFailed, OrderRefused, State, StopOrdered
+from kite_schemas.yoco import OrderFailed, OrderRefused, PrewarmBlocked, PrewarmReleased, State, StopOrdered
 
 HERE = Path(__file__).parent
 DIR = Path("/tmp/kite-golden/demo")  # noqa: S108 # it ends up in the history, so it is the same everywhere
@@ -80,6 +104,44 @@ RARE: tuple[tuple[str, Data], ...] = (
     ),
     ("instance/a", ComparisonFailed(**DONE, request=ID, first="a", second="b", code="timeout", message="")),
     (
+        "instance/b",
+        MeasurementOrdered(
+            **ORDER,
+            request=ID,
+            first="a",
+            second="b",
+            side=Side(instance="b", endpoint="http://127.0.0.1:8001"),
+            model=VERSION,
+            probes="0" * 64,
+            tokens=((11, 42),),
+        ),
+    ),
+    (
+        "instance/b",
+        DistributionMeasured(
+            **DONE,
+            request=ID,
+            first="a",
+            second="b",
+            instance="b",
+            model=VERSION,
+            probes="0" * 64,
+            positions=(Logprobs(tokens=(11, 42, 87), logprobs_micronats=(-105_361, -2_995_732, -4_605_170)),),
+            duration_us=1,
+        ),
+    ),
+    (
+        "base/tiny",
+        Registered(
+            actor="golden",
+            base="tiny",
+            digest="0" * 64,
+            path=f"store/probes/{'0' * 64}.json",
+            probes=17,
+            longest_tokens=43,
+        ),
+    ),
+    (
         "node/n1",
         Window(
             node="n1",
@@ -118,6 +180,36 @@ RARE: tuple[tuple[str, Data], ...] = (
         ),
     ),
     ("base/tiny", Held(why=WHY, detail="no standby", request=ID)),
+    (
+        "instance/a",
+        Discarded(why=WHY, decision="kite.yoco.wake_ordered.v1", target="instance/a", request=ID),
+    ),
+    ("channel/risk", ChannelSelected(why=WHY, blend="risk", channel=Channel.YOCO)),
+    ("pool/n1.tiny", PressureChanged(why=WHY, node="n1", base="tiny", on=True, lasted_us=5_000_000)),
+    ("arbitration/fleet", ModeChanged(why=WHY, mode=Mode.DEGRADED)),
+    ("arbitration/fleet", GapAcknowledged(actor="operator", reason="looked at it")),
+    ("node/n1", TransportChanged(why=WHY, node="n1", boot=ID, transport=Transport.RELIABLE)),
+    ("node/n1", NodeLost(why=WHY, node="n1", silence_us=5_000_000)),
+    ("node/n1", NodeFound(why=WHY, node="n1", silence_us=9_000_000)),
+    ("base/tiny", DecaySet(why=WHY, base="tiny", decay_ppm=710_000)),
+    ("node/n1", PrewarmBlocked(why=WHY, node="n1")),
+    ("node/n1", PrewarmReleased(why=WHY, node="n1", lasted_us=60_000_000)),
+    (
+        "node/n1",
+        yoco.ChannelSampled(
+            node="n1", instances=4, healthy_ppm=750_000, prewarm_success_ppm=950_000, fragmentation_ppm=90_000
+        ),
+    ),
+    (
+        "node/n1",
+        upcycle.ChannelSampled(
+            node="n1",
+            decay_ppm=930_000,
+            kv_pollution_ppm=120_000,
+            shifts=(Shift(version=VERSION, former="risk@ba9876543210", kl_micronats=153_642),),
+        ),
+    ),
+    ("ledger/fleet", DeadlineMissed(first=5, last=6, took_us=21_000, deadline_us=17_000)),
     (
         f"order/{ID}",
         OrderExpired(why=WHY, order=ID, service="yoco", kind="start_ordered", target="instance/a", node="n1"),
