@@ -53,7 +53,7 @@ def test_an_injection_is_verified_blended_loaded_proven_promoted_and_closed():
     fleet.stored(request)
     assert fleet.kinds() == ["load_ordered"]
     fleet.proven(request, READY)
-    assert fleet.kinds() == ["blend_promoted", "injection_closed"]
+    assert fleet.kinds() == ["blend_promoted", "injection_closed", "channel_selected"]
     assert closed(fleet).outcome is Ending.PROMOTED
     assert closed(fleet).version == fleet.state.blends["risk"].resident.version
     assert not fleet.state.injections
@@ -83,7 +83,7 @@ def test_the_first_instance_is_proven_before_the_others_load():
     assert second.instance == SECOND
     assert second.resident.effect_print is not None  # the print travels with every later load
     fleet.proven(request, SECOND)
-    assert fleet.kinds() == ["blend_promoted", "injection_closed"]
+    assert fleet.kinds() == ["blend_promoted", "injection_closed", "channel_selected"]
 
 
 def test_an_anchor_keeps_its_weight_when_a_second_adapter_comes():

@@ -1,10 +1,10 @@
 """The pure core: rows in, decisions out. No I/O, no clock, no randomness, no environment, no logging.
 
 `step(state, row)` folds one input row, then asks every rule once, in order; each decision is folded before the next
-rule looks. The same rows give the same decisions, on every machine and in every process.
+rule looks. A window, which comes ten times a second from every node, is a question to the rules about load only.
+The same rows give the same decisions, on every machine and in every process.
 """
 
-from collections.abc import Iterable, Sequence
 from uuid import UUID, uuid5
 
 from msgspec import structs
@@ -13,11 +13,12 @@ from kite_arbitrator.folds import fold
 from kite_arbitrator.rules import draft, v1
 from kite_arbitrator.state import Row, State
 from kite_schemas.model import Data
+from kite_schemas.telemetry import Window
 
 FORMAT = 1
 """Version of the ledger's row format that this core reads."""
 
-RULES: dict[int, Sequence[draft.Rule]] = {1: v1.RULES}
+RULES: dict[int, draft.Rules] = {1: v1.RULES}
 
 
 def initial() -> State:
@@ -35,15 +36,19 @@ def step(state: State, row: Row) -> tuple[State, tuple[Row, ...]]:
     """Fold an input row and decide; return the new state and the decisions as the rows that directly follow."""
     state = evolve(state, row)
     decided: list[Row] = []
-    for rule in rules(state):
+    version = rules(state)
+    for rule in version.on_window if isinstance(row.data, Window) else version.on_all_else:
         for made in rule(state, row):
-            decision = _row(state, row, made, len(decided))
+            admitted = version.admit(state, row, made)
+            if admitted is None:
+                continue
+            decision = _row(state, row, admitted, len(decided))
             decided.append(decision)
             state = evolve(state, decision)
     return state, tuple(decided)
 
 
-def rules(state: State) -> Iterable[draft.Rule]:
+def rules(state: State) -> draft.Rules:
     """Return the rules in force: those of the policy's version, or only the policy's own before there is one."""
     return RULES[state.policy.rules] if state.policy else v1.BOOTSTRAP
 

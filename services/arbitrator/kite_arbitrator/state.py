@@ -1,11 +1,12 @@
 """The arbitrator's state: frozen records in dictionaries that are copied on change; integers and names only."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from enum import StrEnum
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from msgspec import Struct, structs
 
+from kite_schemas.arbitration import Channel, Transport
 from kite_schemas.model import Data
 from kite_schemas.policy import Policy, Pool
 from kite_schemas.upcycle import AdapterRef, Ending, InjectionRequested, Member, Resident
@@ -63,9 +64,11 @@ class Instance(Struct, frozen=True, kw_only=True):
     endpoint: str = ""
     versions: tuple[str, ...] = ()
     noise_micronats: int = 0
-    summoned: bool = False  # a standby that was woken stays awake
+    summoned: bool = False  # a standby that was woken, and is not to sleep yet
+    asked: bool = False  # woken because somebody asked: no rule puts it to sleep
     failures: int = 0
     retry_us: int = 0
+    probed_until_us: int = 0  # until then KITE's own requests may be among those it counts
     pos: int = 0
     seen_us: int = 0
 
@@ -134,10 +137,122 @@ class OpenOrder(Struct, frozen=True, kw_only=True):
     request: str | None
     issued_us: int
     expires_us: int
+    asks: tuple[str, ...] = ()  # the instances that its worker sends requests to
+
+
+class Sample(Struct, frozen=True):
+    """What an instance has counted up to a moment of ledger time, since its node's windows began."""
+
+    at_us: int
+    finished: int = 0
+    latency_sum_us: int = 0
+    latency_squares_ms2: int = 0
+    queries: int = 0
+    hits: int = 0
+
+
+class Load(Struct, frozen=True, kw_only=True):
+    """What the windows tell of one instance; None is not known. `samples` reach back SAMPLES_US."""
+
+    samples: tuple[Sample, ...]
+    in_flight: int | None = None
+    hit_ppm: int | None = None
+    sigma_us: int | None = None
+    outside: bool | None = None  # of the limits of the Upcycle channel
+
+
+class Span(Struct, frozen=True, kw_only=True):
+    """The windows of SPAN_WINDOWS expected sequence numbers: how many came."""
+
+    number: int = 0
+    received: int = 0
+    lossy: int = 0  # spans before it, in a row, that lost more than the limit
+    loss_ppm: int = 0  # of the last one
+    lossless_since_us: int = 0
+
+
+class Feed(Struct, frozen=True, kw_only=True):
+    """The windows of one node: how fresh they are, how many are lost, and what they say.
+
+    `lag_us` is the transport's, above the least of the last minute (`floors`, by ten seconds), which takes the offset
+    of the two clocks away. `held_us` is how long the newest window was on its way from sample to bus, `silent_us` how
+    long after the one before it came.
+    """
+
+    node: str
+    boot: str = ""
+    seq: int = 0
+    pos: int = 0
+    seen_us: int = 0
+    interval_us: int = 0
+    held_us: int = 0
+    lag_us: int = 0
+    silent_us: int = 0
+    floors: tuple[tuple[int, int], ...] = ()
+    span: Span = Span()
+    transport: Transport = Transport.FAST
+    lost: bool = False
+    fragmentation_ppm: int | None = None
+    loads: Mapping[str, Load] = {}
+    turned: bool = False  # an instance has crossed a limit of the Upcycle channel with the newest window
+
+
+class Pressure(Struct, frozen=True, kw_only=True):
+    """The concurrency of one pool against its limit: since when above or below, and whether misses jumped meanwhile."""
+
+    node: str
+    base: str
+    on: bool = False
+    since_us: int = 0  # of the last change
+    above_us: int | None = None
+    below_us: int | None = None
+    jump_ppm: int | None = None  # the largest while above
+    in_flight: int = 0
+    heard_us: int = 0
+
+    @property
+    def id(self) -> str:
+        """Return the subject of decisions about the pool."""
+        return pool_subject(self.node, self.base)
+
+
+class Selected(Struct, frozen=True, kw_only=True):
+    """The channel of a blend."""
+
+    blend: str
+    channel: Channel
+    since_us: int
+    pos: int
+
+
+class Hold(Struct, frozen=True, kw_only=True):
+    """What is not done about a subject, as it was last said."""
+
+    subject: str
+    reason: Reason
+    pos: int
+    since_us: int
+
+
+class Turn(Struct, frozen=True, kw_only=True):
+    """The last decision about a target that has an opposite."""
+
+    target: str
+    up: bool
+    at_us: int
+    pos: int
+    discarded: bool = False  # its opposite came too soon, and that was said
 
 
 class State(Struct, frozen=True, kw_only=True):
-    """Everything that decisions read."""
+    """Everything that decisions read.
+
+    `pools` are those of the policy by node; `pressing` the pressures that are on; `decays` those that differ from the
+    policy's, by base; `blocks` since when no standby is started, by node; `requested_us` the injections asked for in
+    the last minute; `gap_pos` the last gap of the bus that nobody has acknowledged, 0 without one; `probes` the digest
+    of the set that a base is compared with, where it is not the shipped one; `measured_pos` the last measurement that
+    answered an open order.
+    """
 
     ledger: str = ""
     pos: int = 0
@@ -150,7 +265,21 @@ class State(Struct, frozen=True, kw_only=True):
     injections: Mapping[str, Injection] = {}
     orders: Mapping[str, OpenOrder] = {}
     watches: Mapping[str, Watch] = {}
+    probes: Mapping[str, str] = {}
+    measured_pos: int = 0
     freeze: Freeze | None = None
+    pools: Mapping[str, tuple[Pool, ...]] = {}
+    feeds: Mapping[str, Feed] = {}
+    pressures: Mapping[str, Pressure] = {}
+    pressing: tuple[str, ...] = ()
+    channels: Mapping[str, Selected] = {}
+    decays: Mapping[str, int] = {}
+    blocks: Mapping[str, int] = {}
+    requested_us: tuple[int, ...] = ()
+    holds: Mapping[str, Hold] = {}
+    turns: Mapping[str, Turn] = {}
+    gap_pos: int = 0
+    degraded: bool = False
 
 
 def with_item(items: Mapping[Key, Value], key: Key, value: Value) -> Mapping[Key, Value]:
@@ -163,21 +292,28 @@ def without(items: Mapping[Key, Value], key: Key) -> Mapping[Key, Value]:
     return {k: v for k, v in items.items() if k != key} if key in items else items
 
 
-def put(state: State, record: Node | Instance | Blend | Injection | OpenOrder | Watch) -> State:
-    """Return the state with one record set under its own id."""
-    match record:
-        case Node():
-            return structs.replace(state, nodes=with_item(state.nodes, record.id, record))
-        case Instance():
-            return structs.replace(state, instances=with_item(state.instances, record.id, record))
-        case Blend():
-            return structs.replace(state, blends=with_item(state.blends, record.name, record))
-        case Injection():
-            return structs.replace(state, injections=with_item(state.injections, record.id, record))
-        case Watch():
-            return structs.replace(state, watches=with_item(state.watches, record.blend, record))
-        case OpenOrder():
-            return structs.replace(state, orders=with_item(state.orders, record.id, record))
+Record = Node | Instance | Blend | Injection | OpenOrder | Watch | Feed | Pressure | Selected | Hold | Turn
+
+PLACES: Mapping[type, tuple[str, Callable[[Any], str]]] = {  # Any: each function takes the record beside it
+    Node: ("nodes", lambda record: record.id),
+    Instance: ("instances", lambda record: record.id),
+    Blend: ("blends", lambda record: record.name),
+    Injection: ("injections", lambda record: record.id),
+    OpenOrder: ("orders", lambda record: record.id),
+    Watch: ("watches", lambda record: record.blend),
+    Feed: ("feeds", lambda record: record.node),
+    Pressure: ("pressures", lambda record: record.id),
+    Selected: ("channels", lambda record: record.blend),
+    Hold: ("holds", lambda record: record.subject),
+    Turn: ("turns", lambda record: record.target),
+}
+"""Where each record lives in the state, and under which key."""
+
+
+def put(state: State, record: Record) -> State:
+    """Return the state with one record set under its own key."""
+    field, key = PLACES[type(record)]
+    return structs.replace(state, **{field: with_item(getattr(state, field), key(record), record)})
 
 
 def current(state: State) -> Policy:
@@ -191,6 +327,55 @@ def pools(state: State, base: str) -> tuple[Pool, ...]:
     return tuple(pool for pool in current(state).fleet.pools if pool.spec.served_name == base)
 
 
+def pool_subject(node: str, base: str) -> str:
+    """Return the subject of events about the pool of a base on a node: there is one at most."""
+    return f"pool/{node}.{base}"
+
+
+def instance_id(pool: Pool, number: int) -> str:
+    """Return the name of the `number`-th instance of a pool; those for standby come last."""
+    return f"{pool.node}-{pool.spec.served_name}-{number}"
+
+
+def instances_of(state: State, pool: Pool) -> list[Instance]:
+    """Return the instances of a pool that are known, by number."""
+    names = (instance_id(pool, number) for number in range(pool.ready + pool.standbys))
+    return [state.instances[name] for name in names if name in state.instances]
+
+
+def decay_of(state: State, base: str) -> int:
+    """Return the factor on free members that is in force for a base."""
+    return state.decays.get(base, current(state).upcycle.weight_decay_ppm)
+
+
+def limit_us(state: State, feed: Feed) -> int | None:
+    """Return the lag above which the node's windows are stale, None when nothing is ever stale."""
+    arbitration = current(state).arbitration
+    if feed.transport is Transport.RELIABLE:
+        return arbitration.sync_timeout_reliable_us
+    return arbitration.sync_timeout_us
+
+
+def stale(state: State, node: str) -> bool:
+    """Tell whether what the windows of a node say is too old to act on; a node that never sent any is not stale."""
+    feed = state.feeds.get(node)
+    limit = limit_us(state, feed) if feed else None
+    if feed is None or limit is None:
+        return False
+    return feed.lost or feed.lag_us > limit or state.now_us - feed.seen_us > 2 * feed.interval_us + limit
+
+
+def lost_node(state: State, node: str) -> bool:
+    """Tell whether the node has been silent for too long."""
+    feed = state.feeds.get(node)
+    return feed is not None and feed.lost
+
+
+def reachable(state: State, base: str) -> tuple[Pool, ...]:
+    """Return the pools of a base whose node is heard, in the order of the policy."""
+    return tuple(pool for pool in pools(state, base) if not lost_node(state, pool.node))
+
+
 def members(state: State, base: str) -> list[Instance]:
     """Return the instances of a base by id."""
     return sorted((i for i in state.instances.values() if i.base == base), key=lambda i: i.id)
@@ -201,6 +386,12 @@ def serving(instance: Instance) -> bool:
     return instance.state is Life.READY and (instance.summoned or not instance.standby)
 
 
+def holders(state: State, blend: Blend) -> list[Instance]:
+    """Return the serving instances that hold the promoted version of a blend, by id."""
+    version = blend.resident.version
+    return [i for i in members(state, blend.base) if serving(i) and version in i.versions]
+
+
 def watch_of(state: State, blend: str) -> Watch:
     """Return what the guard knows of a blend: at first nothing, and that it is due."""
     return state.watches.get(blend) or Watch(blend=blend)
@@ -209,6 +400,13 @@ def watch_of(state: State, blend: str) -> Watch:
 def busy(state: State, instance: str) -> bool:
     """Tell whether an order about the instance is open."""
     return any(order.instance == instance for order in state.orders.values())
+
+
+def probed(state: State, instance: str) -> bool:
+    """Tell whether requests of KITE's own may be among those that an instance counts: proofs, comparisons, a wake."""
+    known = state.instances.get(instance)
+    recent = known is not None and known.probed_until_us > state.now_us
+    return recent or any(instance in order.asks for order in state.orders.values())
 
 
 def claimed(state: State, target: str) -> bool:

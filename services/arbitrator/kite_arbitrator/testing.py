@@ -1,5 +1,6 @@
 """A fleet that exists only as facts: a test says what happened, and sees what the core decides."""
 
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 from uuid import UUID, uuid5
@@ -12,6 +13,7 @@ from kite_schemas.ledger import Created, Tick
 from kite_schemas.model import Data
 from kite_schemas.policy import Change, ChangeRequested
 from kite_schemas.proof import EffectProven
+from kite_schemas.telemetry import DeviceWindow, InstanceWindow, Source, Window
 from kite_schemas.upcycle import (
     AdapterRef,
     AdapterVerified,
@@ -36,10 +38,56 @@ from kite_schemas.yoco import (
 )
 
 AnyOrder = TypeVar("AnyOrder", bound=Order)
+AnyData = TypeVar("AnyData", bound=Data)
 LEDGER = "00000000-0000-4000-8000-000000000001"
 BASE = "tiny"
 NODE = "n1"
-STEP_US = 1_000
+STEP_US = 200_000
+WINDOW_US = 100_000
+SECOND_US = 1_000_000
+
+WALL_US = 1_767_225_600_000_000
+"""Wall clock of the nodes when the ledger's time is 0."""
+
+LAG_US, HELD_US = 1_000, 500
+"""How long a window is on its way to the arbitrator, and from its sample to the bus, when nothing is wrong."""
+
+RUNNING = frozenset({Life.READY, Life.DRAINING, Life.ASLEEP})
+"""States in which an instance has a process that tells its numbers."""
+
+
+def of(rows: Iterable[Row], kind: type[AnyData]) -> list[AnyData]:
+    """Return what the rows of one type say."""
+    return [row.data for row in rows if isinstance(row.data, kind)]
+
+
+def node_of(instance: str) -> str:
+    """Return the node of an instance, by its name."""
+    return instance.rpartition(f"-{BASE}-")[0]
+
+
+def pool(node: str, ready: int, standbys: int) -> dict[str, JsonValue]:
+    """Return a pool of fake engines, as the policy has it."""
+    return {
+        "node": node,
+        "base_path": "/bases/tiny",
+        "base_digest": digest_of("base"),
+        "ready": ready,
+        "standbys": standbys,
+        "standby_mode": "paused",
+        "spec": {
+            "kind": "fake",
+            "base_path": "/bases/tiny",
+            "served_name": BASE,
+            "dtype": "float32",
+            "max_model_len": 128,
+            "max_loras": 4,
+            "max_lora_rank": 8,
+            "block_size": 32,
+            "kv_cache_bytes": 1 << 30,
+            "cpus": "",
+        },
+    }
 
 
 def digest_of(text: str) -> str:
@@ -48,6 +96,40 @@ def digest_of(text: str) -> str:
 
 def adapter(name: str) -> AdapterRef:
     return AdapterRef(name=name, path=f"adapters/{name}", digest=digest_of(name))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Doing:
+    """What an instance tells in one window; None is not known. By default it is inside every limit."""
+
+    running: int | None = 1
+    waiting: int | None = 0
+    queries: int | None = 100
+    hits: int | None = 95
+    latencies_ms: Sequence[int] | None = (100, 100)
+    squares: bool = True  # a page of metrics has none
+
+    def window(self, instance: str) -> InstanceWindow:
+        """Return it as the window says it."""
+        known = self.latencies_ms
+        return InstanceWindow(
+            id=instance,
+            source=Source.STAT_LOGGER if self.squares else Source.METRICS,
+            running=self.running,
+            waiting=self.waiting,
+            cache_queries=self.queries,
+            cache_hits=self.hits,
+            finished=None if known is None else len(known),
+            latency_sum_us=None if known is None else sum(known) * 1_000,
+            latency_squares_ms2=None if known is None or not self.squares else sum(ms * ms for ms in known),
+        )
+
+
+Told = Mapping[str, Doing | None]
+"""What instances tell, by name; None did not answer."""
+
+HEALTHY = Doing()
+IDLE = Doing(running=0, queries=0, hits=0, latencies_ms=())
 
 
 @dataclass
@@ -59,10 +141,16 @@ class Story:
     decided: list[Row] = field(default_factory=list[Row])
     last: tuple[Row, ...] = ()
     now_us: int = 1_000_000
+    step_us: int = STEP_US
+    seqs: dict[str, int] = field(default_factory=dict[str, int])
 
     def tell(self, data: Data, subject: str = "instance/x") -> tuple[Row, ...]:
-        """Append one input and return what was decided."""
-        self.now_us = max(self.now_us + STEP_US, self.state.now_us + 1)
+        """Append one input, `step_us` after the last one, and return what was decided."""
+        return self.tell_at(self.now_us + self.step_us, data, subject)
+
+    def tell_at(self, now_us: int, data: Data, subject: str = "instance/x") -> tuple[Row, ...]:
+        """Append one input at a moment of ledger time, which never goes back."""
+        self.now_us = max(now_us, self.state.now_us + 1)
         pos = self.state.pos + 1
         row = Row(
             pos=pos,
@@ -79,8 +167,7 @@ class Story:
 
     def wait(self, us: int) -> tuple[Row, ...]:
         """Let ledger time pass, and tick."""
-        self.now_us += us
-        return self.tell(Tick(), "ledger/fleet")
+        return self.tell_at(self.now_us + us, Tick(), "ledger/fleet")
 
     def kinds(self) -> list[str]:
         """Return the last decisions' kinds, short."""
@@ -96,44 +183,118 @@ class Story:
 
     # --- what a healthy fleet reports
 
-    def begin(self, *, ready: int = 1, standbys: int = 1) -> "Story":
-        """Create the ledger, set the shipped policy with one pool, register the node."""
+    def begin(self, *, ready: int = 1, standbys: int = 1, nodes: Sequence[str] = (NODE,)) -> "Story":
+        """Create the ledger, set the shipped policy with one pool on each node, register the nodes."""
         self.tell(Created(ledger=LEDGER, format=core.FORMAT), "ledger/fleet")
         self.tell(ChangeRequested(actor="test", policy=shipped.policy()), "policy/fleet")
-        pool: dict[str, JsonValue] = {
-            "node": NODE,
-            "base_path": "/bases/tiny",
-            "base_digest": digest_of("base"),
-            "ready": ready,
-            "standbys": standbys,
-            "standby_mode": "paused",
-            "spec": {
-                "kind": "fake",
-                "base_path": "/bases/tiny",
-                "served_name": BASE,
-                "dtype": "float32",
-                "max_model_len": 128,
-                "max_loras": 4,
-                "max_lora_rank": 8,
-                "block_size": 32,
-                "kv_cache_bytes": 1 << 30,
-                "cpus": "",
-            },
-        }
-        self.tell(ChangeRequested(actor="test", changes=(Change(key="fleet.pools", value=[pool]),)), "policy/fleet")
-        self.register()
+        self.amend({"fleet.pools": [pool(node, ready, standbys) for node in nodes]})
+        for node in nodes:
+            self.register(node=node)
         return self
 
-    def register(self, boot: str = "boot") -> tuple[Row, ...]:
-        devices = tuple(Device(id=f"cpu{n}", kind="cpu", memory_bytes=1 << 30) for n in range(2))
+    def amend(self, settings: Mapping[str, JsonValue]) -> tuple[Row, ...]:
+        """Change settings of the policy, by their keys."""
+        changes = tuple(Change(key=key, value=value) for key, value in settings.items())
+        return self.tell(ChangeRequested(actor="test", changes=changes), "policy/fleet")
+
+    def register(self, boot: str = "boot", *, node: str = NODE) -> tuple[Row, ...]:
+        """A yoco starts; it counts its windows from 1."""
+        self.seqs[node] = 0
+        devices = tuple(Device(id=f"cpu{n}", kind="cpu", memory_bytes=1 << 34) for n in range(2))
         fact = NodeRegistered(
-            node=NODE,
+            node=node,
             boot=str(uuid5(UUID(LEDGER), boot)),
             devices=devices,
-            memory_bytes=1 << 31,
+            memory_bytes=1 << 35,
             sleep_modes=(SleepMode.PAUSED,),
         )
-        return self.tell(fact, f"node/{NODE}")
+        return self.tell(fact, f"node/{node}")
+
+    def window(
+        self,
+        doing: Told | None = None,
+        *,
+        node: str = NODE,
+        at_us: int | None = None,
+        fragmentation_ppm: int | None = 100_000,
+        **fields: Any,
+    ) -> tuple[Row, ...]:
+        """Send the next window of a node, an interval after the last row; instances are HEALTHY, or as in `doing`.
+
+        `fields` are those of `sent`, about the window's way.
+        """
+        at_us = self.now_us + WINDOW_US if at_us is None else at_us
+        told: dict[str, Doing | None] = dict.fromkeys(self.running(node), HEALTHY)
+        told |= {name: does for name, does in (doing or {}).items() if node_of(name) == node}
+        window = self.sent(
+            node,
+            at_us,
+            instances=tuple(InstanceWindow(id=i) if d is None else d.window(i) for i, d in sorted(told.items())),
+            devices=(DeviceWindow(id="cpu0", fragmentation_ppm=fragmentation_ppm),),
+            **fields,
+        )
+        return self.tell_at(at_us, window, f"node/{node}")
+
+    def windows(
+        self,
+        us: int,
+        doing: Told | None = None,
+        *,
+        nodes: Sequence[str] = (NODE,),
+        **fields: Any,
+    ) -> list[Row]:
+        """Send windows for a while, ten a second of each node, with a tick in each second; return what was decided."""
+        decided, began_us = list[Row](), self.now_us
+        for number in range(1, us // WINDOW_US + 1):
+            for node in nodes:
+                decided += self.window(doing, node=node, at_us=began_us + number * WINDOW_US, **fields)
+            if number % 10 == 0:
+                decided += self.wait(1)
+        return decided
+
+    def sent(
+        self,
+        node: str,
+        at_us: int,
+        *,
+        seq: int | None = None,
+        lost: int = 0,
+        lag_us: int = LAG_US,
+        held_us: int = HELD_US,
+        offset_us: int = 0,
+        boot: str | None = None,
+        interval_us: int = WINDOW_US,
+        instances: tuple[InstanceWindow, ...] = (),
+        devices: tuple[DeviceWindow, ...] = (),
+    ) -> Window:
+        """Return a window that arrives at `at_us`: its own `seq`, or the next after `lost` others.
+
+        It was on its way for `lag_us`, from its sample to the bus for `held_us`, and its node's clock is `offset_us`
+        ahead.
+        """
+        if seq is None:
+            seq = self.seqs[node] = self.seqs[node] + 1 + lost
+        emitted_us = WALL_US + at_us - lag_us + offset_us
+        return Window(
+            node=node,
+            boot=self.state.nodes[node].boot if boot is None else str(uuid5(UUID(LEDGER), boot)),
+            seq=seq,
+            sampled_us=emitted_us - held_us,
+            emitted_us=emitted_us,
+            interval_us=interval_us,
+            instances=instances,
+            devices=devices,
+        )
+
+    def rest(self) -> "Story":
+        """Let time pass until what instances count is what their users do, and nothing of KITE's own."""
+        until_us = max(instance.probed_until_us for instance in self.state.instances.values())
+        self.wait(max(SECOND_US, until_us - self.now_us))
+        return self
+
+    def running(self, node: str = NODE) -> list[str]:
+        """Return the instances of a node that have a process."""
+        return [i.id for i in self.state.instances.values() if i.node == node and i.state in RUNNING]
 
     def change(
         self, instance: str, old: str, new: str, code: str = "ordered", *, done: bool = False
@@ -144,7 +305,7 @@ class Story:
                 order=order,
                 done=done,
                 instance=instance,
-                node=NODE,
+                node=node_of(instance),
                 from_state=Life(old),
                 to_state=Life(new),
                 code=code,
@@ -158,7 +319,7 @@ class Story:
                 order=self.open(f"instance/{instance}"),
                 done=True,
                 instance=instance,
-                node=NODE,
+                node=node_of(instance),
                 path=Path(path),
                 pid=1,
                 endpoint=f"http://127.0.0.1:{9000 + int(instance[-1])}",
@@ -169,20 +330,29 @@ class Story:
             )
         )
 
-    def up(self, *, ready: int = 1, standbys: int = 1) -> "Story":
-        """Bring the whole pool up: the first instances ready, the standbys asleep."""
-        self.begin(ready=ready, standbys=standbys)
-        for number in range(ready + standbys):
-            name = f"{NODE}-{BASE}-{number}"
+    def up(self, *, ready: int = 1, standbys: int = 1, nodes: Sequence[str] = (NODE,)) -> "Story":
+        """Bring the whole pool of each node up: the first instances ready, the standbys asleep."""
+        self.begin(ready=ready, standbys=standbys, nodes=nodes)
+        for name in (f"{node}-{BASE}-{number}" for node in nodes for number in range(ready + standbys)):
             if not any(order.target == f"instance/{name}" for order in self.state.orders.values()):
                 self.wait(1)
             self.change(name, "absent", "starting")
             self.ready(name)
-            if number >= ready:
-                self.change(name, "ready", "draining")
-                self.change(name, "draining", "draining", "drained", done=True)
-                self.change(name, "draining", "asleep", "paused", done=True)
+            if int(name.rpartition("-")[2]) >= ready:
+                self.sleep(name)
         return self
+
+    def sleep(self, instance: str) -> None:
+        """A standby that was told to drains, and goes to sleep."""
+        self.change(instance, "ready", "draining")
+        self.change(instance, "draining", "draining", "drained", done=True)
+        self.change(instance, "draining", "asleep", "paused", done=True)
+
+    def wake(self, instance: str) -> None:
+        """A standby that was told to wakes, and has every promoted version."""
+        versions = tuple(blend.resident.version for blend in self.state.blends.values())
+        self.change(instance, "asleep", "waking")
+        self.ready(instance, "hot", versions)
 
     def inject(self, name: str, *, blend: str = "risk", **fields: Any) -> str:
         """Request an injection; return the request's id."""

@@ -2,9 +2,10 @@
 
 from msgspec import structs
 
-from kite_arbitrator.state import Freeze, Row, State, Watch, current, put, watch_of
+from kite_arbitrator.state import Freeze, Row, State, Watch, current, pools, put, watch_of, with_item
 from kite_schemas.arbitration import Held
-from kite_schemas.guard import Compared, ComparisonOrdered
+from kite_schemas.guard import Compared, ComparisonOrdered, DistributionMeasured, MeasurementOrdered
+from kite_schemas.probes import Registered
 from kite_schemas.upcycle import BlendPromoted, Frozen, Unfrozen
 from kite_schemas.why import Reason
 
@@ -14,12 +15,33 @@ def blend_of(state: State, version: str) -> str | None:
     return next((name for name, blend in state.blends.items() if blend.resident.version == version), None)
 
 
-def ordered(state: State, _row: Row, data: ComparisonOrdered) -> State:
+def pair(first: str, second: str) -> str:
+    """Return the target of a comparison."""
+    return f"pair/{first},{second}"
+
+
+def ordered(state: State, _row: Row, data: ComparisonOrdered | MeasurementOrdered) -> State:
     blend = blend_of(state, data.model)
     if blend is None:
         return state
     due_us = state.now_us + current(state).guard.interval_us
     return put(state, structs.replace(watch_of(state, blend), due_us=due_us, ordered_us=state.now_us, lonely=False))
+
+
+def measured(state: State, row: Row, data: DistributionMeasured) -> State:
+    """Remember that this measurement was waited for: only then the comparison goes on."""
+    order = state.orders.get(data.order or "")
+    awaited = order is not None and order.target == pair(data.first, data.second)
+    if not awaited or data.instance not in {data.first, data.second}:
+        return state
+    return structs.replace(state, measured_pos=row.pos)
+
+
+def probes_registered(state: State, _row: Row, data: Registered) -> State:
+    """The newest set of a base is in force; a base that no pool serves has none."""
+    if state.policy is None or not pools(state, data.base):
+        return state
+    return structs.replace(state, probes=with_item(state.probes, data.base, data.digest))
 
 
 def compared(state: State, row: Row, data: Compared) -> State:

@@ -3,6 +3,7 @@
 from msgspec import structs
 
 from kite_arbitrator.folds.injections import lost
+from kite_arbitrator.folds.pressure import without_holds
 from kite_arbitrator.state import (
     Instance,
     Node,
@@ -14,6 +15,7 @@ from kite_arbitrator.state import (
 )
 from kite_schemas.yoco import (
     SHUTDOWN,
+    DrainOrdered,
     InstanceChanged,
     InstanceReady,
     NodeRegistered,
@@ -34,7 +36,7 @@ def node_registered(state: State, row: Row, data: NodeRegistered) -> State:
     state = put(state, node)
     for instance in [i for i in state.instances.values() if i.node == data.node]:
         gone = structs.replace(
-            instance, state=Life.ABSENT, endpoint="", versions=(), summoned=False, failures=0, retry_us=0
+            instance, state=Life.ABSENT, endpoint="", versions=(), summoned=False, asked=False, failures=0, retry_us=0
         )
         state = lost(put(state, gone), instance.id)
     return state
@@ -60,7 +62,15 @@ def started(state: State, row: Row, data: StartOrdered) -> State:
 
 
 def woken(state: State, _row: Row, data: WakeOrdered) -> State:
-    return put(state, structs.replace(state.instances[data.instance], summoned=True))
+    """Whoever asked for it keeps it awake; what was held about the pool's capacity is done."""
+    instance = state.instances[data.instance]
+    state = without_holds(state, instance.node, instance.base)
+    return put(state, structs.replace(instance, summoned=True, asked=data.request is not None))
+
+
+def drained(state: State, _row: Row, data: DrainOrdered) -> State:
+    """From the order on it gets no new request; a standby is on its way to sleep."""
+    return put(state, structs.replace(state.instances[data.instance], summoned=False, asked=False))
 
 
 def changed(state: State, row: Row, data: InstanceChanged) -> State:
@@ -71,12 +81,12 @@ def changed(state: State, row: Row, data: InstanceChanged) -> State:
     if data.to_state in SETTLED:
         moved = structs.replace(moved, failures=0, retry_us=0)
     if data.to_state is Life.FAILED:
-        moved = backed_off(state, structs.replace(moved, versions=(), endpoint="", summoned=False))
+        moved = backed_off(state, structs.replace(moved, versions=(), endpoint="", summoned=False, asked=False))
     if data.to_state is Life.ABSENT:
-        moved = structs.replace(moved, versions=(), endpoint="", summoned=False)
+        moved = structs.replace(moved, versions=(), endpoint="", summoned=False, asked=False)
     state = put(state, moved)
     if data.code == SHUTDOWN:
-        state = structs.replace(state, nodes=without(state.nodes, data.node))
+        state = structs.replace(state, nodes=without(state.nodes, data.node), feeds=without(state.feeds, data.node))
     return state if moved.state is Life.READY else lost(state, instance.id)
 
 
@@ -104,9 +114,9 @@ def order_failed(state: State, row: Row, data: OrderFailed) -> State:
         return state
     failed = structs.replace(instance, state=data.state, pos=row.pos, seen_us=row.ledger_us)
     if data.state is Life.FAILED:
-        failed = structs.replace(failed, versions=(), endpoint="", summoned=False)
+        failed = structs.replace(failed, versions=(), endpoint="", summoned=False, asked=False)
     if data.state is Life.ASLEEP:
-        failed = structs.replace(failed, summoned=False)
+        failed = structs.replace(failed, summoned=False, asked=False)
     state = put(state, backed_off(state, failed))
     return state if data.state is Life.READY else lost(state, instance.id)
 
@@ -115,5 +125,5 @@ def order_refused(state: State, row: Row, data: OrderRefused) -> State:
     instance = state.instances.get(data.instance)
     if instance is None:
         return state
-    refused = structs.replace(instance, summoned=False, pos=row.pos, seen_us=row.ledger_us)
+    refused = structs.replace(instance, summoned=False, asked=False, pos=row.pos, seen_us=row.ledger_us)
     return put(state, backed_off(state, refused))

@@ -4,9 +4,12 @@ from collections.abc import Callable, Iterable
 
 from msgspec import Struct
 
-from kite_arbitrator.state import Instance, Row, State
+from kite_arbitrator.state import Feed, Instance, Row, State, current
 from kite_schemas.model import Data
-from kite_schemas.why import Candidate, InputAge, Reason, RuleValue, Why
+from kite_schemas.policy import Pool
+from kite_schemas.telemetry import Window
+from kite_schemas.why import Candidate, Fact, InputAge, Reason, RuleValue, Why
+from kite_schemas.yoco import InstanceChanged, InstanceReady, NodeRegistered
 
 CANDIDATES_SHOWN_MAX = 64
 
@@ -19,6 +22,15 @@ class Draft(Struct, frozen=True):
 
 
 Rule = Callable[[State, Row], Iterable[Draft]]
+Gate = Callable[[State, Row, Draft], Draft | None]
+
+
+class Rules(Struct, frozen=True, kw_only=True):
+    """One version: the rules to ask at a window, at every other row, and what their drafts have to pass."""
+
+    on_window: tuple[Rule, ...]
+    on_all_else: tuple[Rule, ...]
+    admit: Gate
 
 
 def why(
@@ -56,9 +68,41 @@ def at_least(name: str, value: int, threshold: int) -> RuleValue:
     return RuleValue(id=name, value=value, threshold=threshold, margin=value - threshold, fired=value < threshold)
 
 
+def reached(name: str, value: int, threshold: int) -> RuleValue:
+    """Return a rule that fires when the value has reached its threshold; the margin is what is missing."""
+    return RuleValue(id=name, value=value, threshold=threshold, margin=threshold - value, fired=value >= threshold)
+
+
+def asked(state: State, row: Row) -> tuple[Pool, ...]:
+    """Return the pools that a row may change something for: those of the node that a fact is about, else all.
+
+    What a fact changes for other nodes follows at the next tick: so it costs the same in any fleet.
+    """
+    if isinstance(row.data, Fact):
+        return state.pools.get(_node(state, row.data), ())
+    return current(state).fleet.pools
+
+
+def _node(state: State, fact: Fact) -> str:
+    if isinstance(fact, Window | NodeRegistered | InstanceChanged | InstanceReady):
+        return fact.node
+    instance = state.instances.get(getattr(fact, "instance", ""))
+    return instance.node if instance else ""
+
+
+def bases(state: State, node: str) -> frozenset[str]:
+    """Return the bases that the pools of a node serve."""
+    return frozenset(pool.spec.served_name for pool in state.pools.get(node, ()))
+
+
 def seen(state: State, instance: Instance) -> InputAge:
     """Return the report about an instance that a decision read, with its age."""
     return age(state, f"instance/{instance.id}", instance.pos, instance.seen_us)
+
+
+def heard(state: State, feed: Feed) -> InputAge:
+    """Return the newest window of a node that a decision read, with its age since it was sampled."""
+    return age(state, f"window/{feed.node}", feed.pos, feed.seen_us - feed.lag_us - feed.held_us)
 
 
 def age(state: State, name: str, pos: int, at_us: int) -> InputAge:

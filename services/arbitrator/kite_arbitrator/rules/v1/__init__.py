@@ -1,21 +1,59 @@
-"""Rules, version 1: the ordered tuple that the core asks once per input row."""
+"""Rules, version 1: the ordered tuples that the core asks once per input row."""
 
-from kite_arbitrator.rules.draft import Rule
-from kite_arbitrator.rules.v1 import comparison, expiry, fleet, guard, handover, injection, policy
+from kite_arbitrator.rules.draft import Draft, Rule, Rules
+from kite_arbitrator.rules.v1 import (
+    capacity,
+    channel,
+    comparison,
+    expiry,
+    fleet,
+    freshness,
+    guard,
+    handover,
+    injection,
+    policy,
+    pressure,
+)
+from kite_arbitrator.rules.v1.gate import admit
+from kite_arbitrator.state import Row, State
 
-BOOTSTRAP: tuple[Rule, ...] = (policy.change,)
+
+def _unchecked(_state: State, _row: Row, made: Draft) -> Draft:
+    return made
+
+
+BOOTSTRAP = Rules(on_window=(), on_all_else=(policy.change,), admit=_unchecked)
 """Before the first policy nothing else is decided."""
 
-RULES: tuple[Rule, ...] = (
-    policy.change,
-    expiry.expire,
-    injection.advance,
-    handover.wake,
-    comparison.compare,
-    guard.trip,
-    guard.thaw,
-    guard.watch,
-    fleet.settle,
-    fleet.start,
-    fleet.repair,
+LOAD: tuple[Rule, ...] = (
+    pressure.press,
+    pressure.relax,
+    pressure.shed,
+    pressure.release,
+    pressure.decay,
+    channel.select,
+    capacity.grow,
+)
+"""What load and memory bring about; each rule looks at what the row may have changed."""
+
+RULES = Rules(
+    on_window=(freshness.find, freshness.carry, *LOAD),
+    on_all_else=(
+        policy.change,
+        expiry.expire,
+        freshness.lose,
+        freshness.degrade,
+        injection.advance,
+        handover.wake,
+        comparison.compare,
+        guard.trip,
+        guard.thaw,
+        guard.watch,
+        *LOAD,
+        capacity.shrink,
+        fleet.settle,
+        fleet.start,
+        fleet.repair,
+    ),
+    admit=admit,
 )

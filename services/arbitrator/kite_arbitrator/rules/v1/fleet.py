@@ -2,44 +2,62 @@
 
 from collections.abc import Iterator
 
-from kite_arbitrator.rules.draft import Draft, at_least, seen, why, within
+from kite_arbitrator.rules.draft import Draft, asked, at_least, at_most, seen, why, within
 from kite_arbitrator.rules.v1.injection import load
-from kite_arbitrator.state import Instance, Row, State, busy, current, put, serving
+from kite_arbitrator.rules.v1.memory import STARTABLE, fits, free_bytes, needed_bytes
+from kite_arbitrator.state import (
+    Instance,
+    Row,
+    State,
+    busy,
+    current,
+    instance_id,
+    instances_of,
+    lost_node,
+    put,
+    serving,
+    stale,
+)
+from kite_schemas.arbitration import Held
+from kite_schemas.model import Data
 from kite_schemas.policy import Pool
 from kite_schemas.upcycle import Resident
-from kite_schemas.why import Candidate, Reason
+from kite_schemas.why import Candidate, Reason, RuleValue, Why
 from kite_schemas.yoco import Device, DrainOrdered, SleepOrdered, StartOrdered
 from kite_schemas.yoco import State as Life
 
-STARTABLE = frozenset({Life.ABSENT, Life.FAILED})
+RESTLESS = frozenset({Life.READY, Life.DRAINING})
+"""Where a standby that nobody needs does not stay."""
+
 STARTING = frozenset({Life.STARTING, Life.WARMING})
 
 
 def start(state: State, row: Row) -> Iterator[Draft]:
     """Start every instance that the policy wants and the node lacks, one at a time per device."""
-    for pool in current(state).fleet.pools:
-        if pool.node not in state.nodes:
+    for pool in asked(state, row):
+        if pool.node not in state.nodes or lost_node(state, pool.node):
             continue
         for number in range(pool.ready + pool.standbys):
             draft = _start(state, row, pool, number)
             if draft is not None:
                 yield draft
-                state = _with_planned(state, draft)
-
-
-def instance_id(pool: Pool, number: int) -> str:
-    """Return the name of the `number`-th instance of a pool; those for standby come last."""
-    return f"{pool.node}-{pool.spec.served_name}-{number}"
+                state = _with_planned(state, draft.data)
 
 
 def _start(state: State, row: Row, pool: Pool, number: int) -> Draft | None:
     name = instance_id(pool, number)
     known = state.instances.get(name)
-    if busy(state, name) or (known is not None and (known.state not in STARTABLE or known.retry_us > state.now_us)):
+    if known is not None and (known.state not in STARTABLE or known.retry_us > state.now_us):
+        return None
+    if busy(state, name):
         return None
     device = _device(state, pool, name)
     if _starting(state, pool.node, device):
         return None
+    obstacle = _obstacle(state, pool, device, standby=number >= pool.ready)
+    if obstacle is not None:
+        reason, detail, rules = obstacle
+        return Draft(f"instance/{name}", Held(detail=detail, why=why(state, row, reason, rules=rules)))
     return Draft(
         f"instance/{name}",
         StartOrdered(
@@ -61,10 +79,30 @@ def _start(state: State, row: Row, pool: Pool, number: int) -> Draft | None:
     )
 
 
+def _obstacle(
+    state: State, pool: Pool, device: Device, *, standby: bool
+) -> tuple[Reason, str, tuple[RuleValue, ...]] | None:
+    """Return why nothing is started on a device now, None when something can be."""
+    if stale(state, pool.node):
+        return Reason.STALE, f"the windows of {pool.node} are too old to act on", ()
+    if standby and pool.node in state.blocks:
+        return Reason.PREWARM_BLOCKED, f"{pool.node} sheds: no standby is started there", ()
+    needed = needed_bytes(state, pool.node, pool.spec.served_name)
+    if needed is None or fits(state, pool, device):
+        return None
+    free = free_bytes(state, pool.node, device)
+    detail = f"{device.id} has {free} bytes left in one piece, an instance takes {needed}"
+    return Reason.MEMORY, detail, (at_most("yoco.reserve_bytes", needed, free),)
+
+
 def _device(state: State, pool: Pool, name: str) -> Device:
-    """Return the device with the fewest other instances, the first among equals."""
+    """Return the device with the fewest other instances among those with room, the first among equals."""
     others = [i.device for i in state.instances.values() if i.node == pool.node and i.id != name]
-    return min(state.nodes[pool.node].devices, key=lambda device: (others.count(device.id), device.id))
+
+    def order(device: Device) -> tuple[bool, int, str]:
+        return not fits(state, pool, device), others.count(device.id), device.id
+
+    return min(state.nodes[pool.node].devices, key=order)
 
 
 def _starting(state: State, node: str, device: Device) -> bool:
@@ -84,10 +122,10 @@ def _running(state: State, pool: Pool) -> int:
     return sum(name in state.instances and state.instances[name].state not in STARTABLE for name in names)
 
 
-def _with_planned(state: State, draft: Draft) -> State:
+def _with_planned(state: State, data: Data) -> State:
     """Count what was just ordered: the rule's own view of the state does not see its decisions."""
-    data = draft.data
-    assert isinstance(data, StartOrdered)  # noqa: S101 # the only draft that `start` makes
+    if not isinstance(data, StartOrdered):
+        return state
     planned = Instance(
         id=data.instance,
         node=data.node,
@@ -100,17 +138,22 @@ def _with_planned(state: State, draft: Draft) -> State:
 
 
 def settle(state: State, row: Row) -> Iterator[Draft]:
-    """Drain a standby that has started, and put it to sleep when it is drained."""
-    for instance in sorted(state.instances.values(), key=lambda i: i.id):
-        if not instance.standby or instance.summoned or _waits(state, instance):
+    """Drain a standby that has started, and put it to sleep when it is drained; neither after a gap in the bus."""
+    if state.degraded:
+        return
+    for instance in _instances(state, row):
+        resting = instance.standby and not instance.summoned and instance.state in RESTLESS
+        if not resting or _waits(state, instance):
             continue
         if instance.state is Life.READY:
-            yield _drain(state, row, instance)
-        elif instance.state is Life.DRAINING:
+            account = why(state, row, Reason.STANDBY_STARTED, inputs=[seen(state, instance)])
+            yield drain_order(state, instance, account)
+        else:
             yield from _sleep(state, row, instance)
 
 
-def _drain(state: State, row: Row, instance: Instance) -> Draft:
+def drain_order(state: State, instance: Instance, account: Why) -> Draft:
+    """Return the order to give an instance no new request and wait for those it has."""
     return Draft(
         f"instance/{instance.id}",
         DrainOrdered(
@@ -118,7 +161,7 @@ def _drain(state: State, row: Row, instance: Instance) -> Draft:
             target=f"instance/{instance.id}",
             **within(state, current(state).expiry.drain_us),
             instance=instance.id,
-            why=why(state, row, Reason.STANDBY_STARTED, inputs=[seen(state, instance)]),
+            why=account,
         ),
     )
 
@@ -143,17 +186,24 @@ def _sleep(state: State, row: Row, instance: Instance) -> Iterator[Draft]:
 
 def repair(state: State, row: Row) -> Iterator[Draft]:
     """Load every promoted version that a serving instance lacks, one at a time per instance."""
-    for instance in sorted(state.instances.values(), key=lambda i: i.id):
-        if not serving(instance) or _waits(state, instance):
-            continue
-        missing = _missing(state, instance)
-        if missing:
+    for instance in _instances(state, row):
+        missing = _missing(state, instance) if serving(instance) else []
+        if missing and not _waits(state, instance):
             yield load(state, row, instance, missing[0], None)
 
 
 def _missing(state: State, instance: Instance) -> list[Resident]:
-    wanted = [state.blends[name].resident for name in sorted(state.blends) if state.blends[name].base == instance.base]
-    return [resident for resident in wanted if resident.version not in instance.versions]
+    lacking = (
+        b for b in state.blends.values() if b.base == instance.base and b.resident.version not in instance.versions
+    )
+    return [blend.resident for blend in sorted(lacking, key=lambda blend: blend.name)]
+
+
+def _instances(state: State, row: Row) -> Iterator[Instance]:
+    """Yield the instances of the pools that the row is about and that can be reached, by pool and number."""
+    for pool in asked(state, row):
+        if not lost_node(state, pool.node):
+            yield from instances_of(state, pool)
 
 
 def _waits(state: State, instance: Instance) -> bool:

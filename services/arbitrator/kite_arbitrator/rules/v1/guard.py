@@ -4,15 +4,29 @@ from collections.abc import Iterator
 
 from kite_arbitrator.folds.guard import blend_of
 from kite_arbitrator.rules.draft import Draft, age, at_most, seen, why
-from kite_arbitrator.rules.v1.comparison import ordered
+from kite_arbitrator.rules.v1.comparison import occasion, ordered
 from kite_arbitrator.rules.v1.injection import load
-from kite_arbitrator.state import Blend, Freeze, Instance, Row, State, Watch, busy, current, members, serving, watch_of
+from kite_arbitrator.state import (
+    Blend,
+    Freeze,
+    Instance,
+    Row,
+    State,
+    Watch,
+    busy,
+    current,
+    lost_node,
+    members,
+    serving,
+    watch_of,
+)
 from kite_schemas.arbitration import Held
-from kite_schemas.guard import Compared, ComparisonOrdered
+from kite_schemas.guard import Compared, ComparisonOrdered, MeasurementOrdered
 from kite_schemas.upcycle import Frozen, Unfrozen
 from kite_schemas.why import Reason, RuleValue
 
 PEERS = 2
+COMPARING = frozenset({ComparisonOrdered.TYPE, MeasurementOrdered.TYPE})
 
 
 def trip(state: State, row: Row) -> Iterator[Draft]:
@@ -35,7 +49,8 @@ def _reload(state: State, row: Row) -> Iterator[Draft]:
     """One load per instance: what else it lacks follows as repairs."""
     for instance in sorted(state.instances.values(), key=lambda i: i.id):
         newest = [state.blends[name].resident for name in sorted(state.blends) if _holds(instance, state.blends[name])]
-        if instance.standby and serving(instance) and newest and not busy(state, instance.id):
+        heard = not lost_node(state, instance.node)
+        if instance.standby and serving(instance) and heard and newest and not busy(state, instance.id):
             yield load(state, row, instance, newest[0], None)
 
 
@@ -52,29 +67,31 @@ def watch(state: State, row: Row) -> Iterator[Draft]:
         blend = state.blends[known.blend]
         peers = _peers(state, blend)
         if len(peers) >= PEERS:
-            yield _compare(state, row, blend, peers, known)
+            yield _compare(state, row, blend, peers)
             return  # one at a time: the others are due still
         if not known.lonely:
-            detail = f"no two ready instances of one node hold {blend.resident.version}"
+            detail = f"no two ready instances hold {blend.resident.version}"
             yield Draft(f"blend/{known.blend}", Held(detail=detail, why=why(state, row, Reason.NO_PEER)))
 
 
 def _peers(state: State, blend: Blend) -> list[Instance]:
-    """Return the ready instances that hold the promoted version, those of the first one's node."""
-    holders = [i for i in members(state, blend.base) if serving(i) and _holds(i, blend)]
-    return [holder for holder in holders if holder.node == holders[0].node]
+    """Return the ready instances to compare, two where there are two that hold the promoted version.
+
+    Those of one node are preferred, and as the second a woken standby: it is what a conflict has loaded anew.
+    """
+    found = [i for i in members(state, blend.base) if serving(i) and _holds(i, blend) and not lost_node(state, i.node)]
+    holders = sorted(found, key=lambda i: (i.standby, i.id))
+    for holder in holders:
+        mates = [other for other in holders if other.node == holder.node]
+        if len(mates) >= PEERS:
+            return [mates[0], mates[-1]]
+    return [holders[0], holders[-1]] if len(holders) >= PEERS else holders
 
 
-def _compare(state: State, row: Row, blend: Blend, peers: list[Instance], known: Watch) -> Draft:
-    first, second = peers[0], peers[1]
-    account = why(state, row, _occasion(state, known), inputs=[seen(state, first), seen(state, second)])
-    return ordered(state, first, second, blend.resident.version, account)
-
-
-def _occasion(state: State, known: Watch) -> Reason:
-    if state.freeze is not None and state.freeze.blend == known.blend:
-        return Reason.FREEZE_ENDING
-    return Reason.INTERVAL if known.verdict_us else Reason.PROMOTED
+def _compare(state: State, row: Row, blend: Blend, peers: list[Instance]) -> Draft:
+    (first, second), version = peers, blend.resident.version
+    account = why(state, row, occasion(state, version), inputs=[seen(state, first), seen(state, second)])
+    return ordered(state, first, second, version, account)
 
 
 def thaw(state: State, row: Row) -> Iterator[Draft]:
@@ -108,4 +125,4 @@ def _rule(state: State, kl_micronats: int) -> RuleValue:
 
 
 def _comparing(state: State) -> bool:
-    return any(order.type == ComparisonOrdered.TYPE for order in state.orders.values())
+    return any(order.type in COMPARING for order in state.orders.values())

@@ -3,9 +3,9 @@
 from collections.abc import Iterator
 
 from kite_arbitrator.rules.draft import Draft, seen, why, within
-from kite_arbitrator.state import Instance, Row, State, busy, current, members
+from kite_arbitrator.state import Instance, Row, State, busy, current, lost_node, members
 from kite_schemas.arbitration import Held
-from kite_schemas.why import Candidate, Reason
+from kite_schemas.why import Candidate, Reason, Why
 from kite_schemas.yoco import OrderRequested, WakeOrdered
 from kite_schemas.yoco import Path as WakePath
 from kite_schemas.yoco import State as Life
@@ -23,7 +23,8 @@ def wake(state: State, row: Row) -> Iterator[Draft]:
         yield _held(state, row, request, candidates)
         return
     chosen = [c.model_copy(update={"chosen": c.id == able[0].id}) for c in candidates]
-    yield _woken(state, row, able[0], chosen)
+    account = why(state, row, Reason.ASKED, candidates=chosen, inputs=[seen(state, able[0])])
+    yield order(state, able[0], account, row.id)
 
 
 def _candidate(state: State, instance: Instance) -> Candidate:
@@ -31,6 +32,8 @@ def _candidate(state: State, instance: Instance) -> Candidate:
         reason = Reason.NO_STANDBY
     elif busy(state, instance.id):
         reason = Reason.TARGET_BUSY
+    elif lost_node(state, instance.node):
+        reason = Reason.NODE_LOST
     else:
         reason = Reason.ASKED
     return Candidate(id=instance.id, chosen=False, reason=reason)
@@ -47,7 +50,8 @@ def _held(state: State, row: Row, request: OrderRequested, candidates: list[Cand
     return Draft(f"base/{request.base}", Held(detail=detail, request=row.id, why=account))
 
 
-def _woken(state: State, row: Row, instance: Instance, candidates: list[Candidate]) -> Draft:
+def order(state: State, instance: Instance, account: Why, request: str | None = None) -> Draft:
+    """Return the order to wake a standby, with every promoted blend of its base as a resident."""
     policy = current(state)
     residents = [blend.resident for blend in state.blends.values() if blend.base == instance.base]
     return Draft(
@@ -57,11 +61,11 @@ def _woken(state: State, row: Row, instance: Instance, candidates: list[Candidat
             target=f"instance/{instance.id}",
             **within(state, policy.expiry.wake_us),
             instance=instance.id,
-            request=row.id,
+            request=request,
             path=WakePath.HOT,
             deadline_us=policy.yoco.cold_start_deadline_us,
             residents=tuple(sorted(residents, key=lambda resident: resident.blend)),
             noise_micronats=instance.noise_micronats,
-            why=why(state, row, Reason.ASKED, candidates=candidates, inputs=[seen(state, instance)]),
+            why=account,
         ),
     )

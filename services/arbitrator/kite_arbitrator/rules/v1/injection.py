@@ -7,9 +7,9 @@ injection there.
 from collections.abc import Callable, Iterator
 
 from kite_arbitrator.rules.draft import Draft, age, at_least, at_most, seen, why, within
+from kite_arbitrator.rules.v1.pressure import shedding
 from kite_arbitrator.rules.v1.weights import Refused, Weights, weigh
 from kite_arbitrator.state import (
-    Freeze,
     Injection,
     Instance,
     Phase,
@@ -18,8 +18,11 @@ from kite_arbitrator.state import (
     busy,
     claimed,
     current,
+    decay_of,
+    lost_node,
     members,
     pools,
+    reachable,
     serving,
 )
 from kite_schemas.policy import Pool
@@ -55,7 +58,7 @@ def _requested(state: State, row: Row, injection: Injection) -> Iterator[Draft]:
     if obstacle is not None:
         yield from _reject(state, row, injection, *obstacle)
         return
-    pool = pools(state, request.base)[0]
+    pool = reachable(state, request.base)[0]
     yield Draft(
         _subject(injection),
         VerificationOrdered(
@@ -78,6 +81,8 @@ def _obstacle(state: State, injection: Injection) -> tuple[Reason, str] | None:
     blend = state.blends.get(request.blend)
     if not pools(state, request.base):
         return Reason.BASE_UNKNOWN, f"no pool of the fleet serves {request.base!r}"
+    if not reachable(state, request.base):
+        return Reason.NODE_LOST, f"no node that serves {request.base!r} is heard"
     if blend is not None and blend.base != request.base:
         return Reason.BLEND_OF_OTHER_BASE, f"blend {request.blend!r} belongs to base {blend.base!r}"
     others = (i for i in state.injections.values() if i.id != injection.id)
@@ -93,14 +98,14 @@ def _verified(state: State, row: Row, injection: Injection) -> Iterator[Draft]:
         weights = weigh(
             blend.members if blend else (),
             injection.request,
-            decay_ppm=upcycle.weight_decay_ppm,
+            decay_ppm=decay_of(state, injection.request.base),
             min_ppm=upcycle.weight_min_ppm,
         )
     except Refused as refused:
         yield from _reject(state, row, injection, refused.reason, str(refused))
         return
-    if state.freeze is not None and not injection.request.dry_run:
-        yield _defer(state, row, injection, state.freeze)
+    if _closed_gate(state, injection) and not injection.request.dry_run:
+        yield _defer(state, row, injection)
         return
     if injection.request.dry_run:
         yield _closed(state, row, injection, Ending.DRY_RUN, Reason.DRY_RUN, weights=weights)
@@ -108,35 +113,36 @@ def _verified(state: State, row: Row, injection: Injection) -> Iterator[Draft]:
     yield from _admit(state, row, injection, weights)
 
 
-def _defer(state: State, row: Row, injection: Injection, freeze: Freeze) -> Draft:
-    rule = at_most("upcycle.frozen_until_us", freeze.until_us, state.now_us)
-    return Draft(
-        _subject(injection),
-        InjectionDeferred(
-            request=injection.id,
-            blend=injection.request.blend,
-            until_us=freeze.until_us,
-            why=why(state, row, Reason.FROZEN, rules=[rule]),
-        ),
-    )
+def _closed_gate(state: State, injection: Injection) -> bool:
+    """Tell whether admissions of the base are stopped: by a freeze, or because a node of it sheds."""
+    return state.freeze is not None or shedding(state, injection.request.base)
+
+
+def _defer(state: State, row: Row, injection: Injection) -> Draft:
+    """Say until when at least: a freeze has an end, shedding lasts as long as its cause."""
+    until_us = state.freeze.until_us if state.freeze else state.now_us
+    rules = [at_most("upcycle.frozen_until_us", until_us, state.now_us)] if state.freeze else []
+    account = why(state, row, Reason.FROZEN if state.freeze else Reason.SHEDDING, rules=rules)
+    data = InjectionDeferred(request=injection.id, blend=injection.request.blend, until_us=until_us, why=account)
+    return Draft(_subject(injection), data)
 
 
 def _deferred(state: State, row: Row, injection: Injection) -> Iterator[Draft]:
-    """A verified injection waits for the end of the freeze; that it does was said when it began to."""
-    if state.freeze is None:
+    """A verified injection waits until admissions go on; that it does was said when it began to."""
+    if not _closed_gate(state, injection):
         yield from _verified(state, row, injection)
 
 
 def _admit(state: State, row: Row, injection: Injection, weights: Weights) -> Iterator[Draft]:
     request = injection.request
     found = members(state, request.base)
-    targets = [i for i in found if serving(i)]
+    targets = [i for i in found if _chosen(state, i)]
     if not targets:
         yield from _reject(state, row, injection, Reason.NO_READY_INSTANCE, f"no instance of {request.base!r} is ready")
         return
     for member in weights.dropped:
         yield _dropped(state, row, injection, weights, member.adapter.digest)
-    pool = pools(state, request.base)[0]
+    pool = reachable(state, request.base)[0]
     yield Draft(
         _subject(injection),
         InjectionAdmitted(
@@ -162,8 +168,8 @@ def _admission(state: State, row: Row, injection: Injection, weights: Weights, f
         row,
         Reason.VERIFIED,
         rules=_weight_rules(state, injection, weights),
-        candidates=[_candidate(i) for i in found],
-        inputs=[verified, *(seen(state, i) for i in found if serving(i))],
+        candidates=[_candidate(state, i) for i in found],
+        inputs=[verified, *(seen(state, i) for i in found if _chosen(state, i))],
     )
 
 
@@ -171,16 +177,25 @@ def _weight_rules(state: State, injection: Injection, weights: Weights) -> list[
     upcycle = current(state).upcycle
     least = min(m.weight_ppm for m in weights.members)
     taken = sum(m.weight_ppm for m in weights.members)
+    decay_ppm = decay_of(state, injection.request.base)
+    decay = at_least("upcycle.weight_decay_ppm", decay_ppm, upcycle.weight_decay_ppm)
     return [
+        *([decay] if decay.fired else []),
         at_most("upcycle.params_share_max_ppm", injection.share_ppm, upcycle.params_share_max_ppm),
         at_least("upcycle.weight_min_ppm", least, upcycle.weight_min_ppm),
         at_most("blend.weights_ppm", taken, 1_000_000),
     ]
 
 
-def _candidate(instance: Instance) -> Candidate:
-    chosen = serving(instance)
-    return Candidate(id=instance.id, chosen=chosen, reason=Reason.VERIFIED if chosen else Reason.NOT_READY)
+def _chosen(state: State, instance: Instance) -> bool:
+    return serving(instance) and not lost_node(state, instance.node)
+
+
+def _candidate(state: State, instance: Instance) -> Candidate:
+    if _chosen(state, instance):
+        return Candidate(id=instance.id, chosen=True, reason=Reason.VERIFIED)
+    reason = Reason.NODE_LOST if lost_node(state, instance.node) else Reason.NOT_READY
+    return Candidate(id=instance.id, chosen=False, reason=reason)
 
 
 def _dropped(state: State, row: Row, injection: Injection, weights: Weights, digest: str) -> Draft:
@@ -261,7 +276,12 @@ def _refused(state: State, row: Row, injection: Injection) -> Iterator[Draft]:
 
 
 def _failing(state: State, row: Row, injection: Injection) -> Iterator[Draft]:
-    """Take the version out of every instance that may hold it, each when its load has ended; then close."""
+    """Take the version out of every instance that may hold it, each when its load has ended; then close.
+
+    After a gap in the bus nothing is taken out until somebody has looked at it.
+    """
+    if state.degraded and injection.touched:
+        return
     undo = [state.instances[name] for name in injection.touched if name in state.instances]
     undo = [instance for instance in undo if instance.endpoint]
     for instance in undo:
