@@ -6,13 +6,14 @@ from uuid import UUID, uuid5
 
 from kite import clock, tracing
 from kite.bus import Message
-from kite.events import Composed, Origin, compose, new_id
+from kite.events import Composed, Origin, compose
 from kite.ledger import Draft, Outgoing
 from kite_arbitrator import core
+from kite_arbitrator.intake import Arrival, repeatable
 from kite_arbitrator.routing import destination
 from kite_arbitrator.state import Row, State
 from kite_schemas.envelope import Event, Header, encode
-from kite_schemas.ledger import EventIdConflict, Rejected
+from kite_schemas.ledger import DeadlineMissed, EventIdConflict, Rejected
 from kite_schemas.model import Data
 
 Clock = Callable[[int], int]
@@ -24,39 +25,72 @@ TRACE_ID = slice(3, 35)
 LEDGER_SUBJECT = "ledger/fleet"
 
 
+@dataclass(frozen=True, slots=True)
+class Decided:
+    """A decision at `pos`, and the monotonic clock when what it answers came in."""
+
+    pos: int
+    came_us: int
+
+
 @dataclass(slots=True)
 class Batch:
-    """Grows by inputs; `state` is the state after all of them, `drafts` and `sends` are what to append."""
+    """Grows by inputs; `state` is the state after all of them, `drafts` and `sends` are what to append.
+
+    `known` are the bytes that the ledger has under the ids of the events to come.
+    """
 
     state: State
     now: Clock
     origin: Origin
+    bus_epoch: int
+    known: dict[str, bytes] = field(default_factory=dict[str, bytes])
+    came_us: int = field(default_factory=clock.mono_us)
     drafts: list[Draft] = field(default_factory=list[Draft])
     sends: list[Outgoing] = field(default_factory=list[Outgoing])
-    decided: int = 0
+    decided: list[Decided] = field(default_factory=list[Decided])
 
-    def take(self, message: Message, found: Event | Rejected, known: bytes | None, bus_epoch: int) -> None:
-        """Take in one message: `known` are the bytes that the ledger has under the event's id, if it has any."""
+    def take(self, arrival: Arrival) -> None:
+        """Take in messages of the bus, in their order."""
+        self.came_us = arrival.at_us
+        for message, found in zip(arrival.messages, arrival.found, strict=True):
+            self._take(message, found)
+
+    def write(self, data: Data, message: Message | None = None) -> None:
+        """Take in a row that the arbitrator itself writes, about a message or about nothing."""
+        event = compose(LEDGER_SUBJECT, data, self.origin, event_id=self._place_id(message) if message else None)
+        self.put(event, data, message)
+
+    def missed(self, now_us: int) -> DeadlineMissed | None:
+        """Return what to record of the decisions that are durable only at `now_us` of the monotonic clock: too late."""
+        deadline_us = self.state.policy.arbitration.decision_deadline_us if self.state.policy else None
+        late = [] if deadline_us is None else [one for one in self.decided if now_us - one.came_us > deadline_us]
+        if deadline_us is None or not late:
+            return None
+        took_us = max(now_us - one.came_us for one in late)
+        return DeadlineMissed(first=late[0].pos, last=late[-1].pos, took_us=took_us, deadline_us=deadline_us)
+
+    def _take(self, message: Message, found: Event | Rejected) -> None:
         if isinstance(found, Rejected):
-            self.write(found, message, bus_epoch, derived=True)
-        elif known is None:
-            self._input(found.header, message.payload, found.data, message, bus_epoch)
+            self.write(found, message)
+            return
+        known = self.known.setdefault(found.header.id, message.payload)
+        if known is message.payload:
+            self._input(found.header, message.payload, found.data, message)
         elif known != message.payload:
             conflict = EventIdConflict(stream=message.stream, seq=message.seq, event_id=found.header.id)
-            self.write(conflict, message, bus_epoch, derived=True)
+            self.write(conflict, message)
 
-    def write(self, data: Data, message: Message | None = None, bus_epoch: int = 0, *, derived: bool = False) -> None:
-        """Take in a row that the arbitrator itself writes; a `derived` id depends on the message's place only."""
-        place = f"{message.stream}/{bus_epoch}/{message.seq}" if message else ""
-        event_id = str(uuid5(UUID(self.state.ledger), place)) if derived else new_id()
-        event = compose(LEDGER_SUBJECT, data, self.origin, event_id=event_id)
-        self.put(event, data, message, bus_epoch)
+    def _place_id(self, message: Message) -> str | None:
+        """Return an id that depends on the message's place only: read again, it is the same row."""
+        place = f"{message.stream}/{self.bus_epoch}/{message.seq}"
+        return str(uuid5(UUID(self.state.ledger), place)) if repeatable(message) else None
 
-    def put(self, event: Composed, data: Data, message: Message | None = None, bus_epoch: int = 0) -> None:
+    def put(self, event: Composed, data: Data, message: Message | None = None) -> None:
         """Take in an event that the arbitrator composed itself."""
-        self._input(event.header, event.raw, data, message, bus_epoch)
+        self._input(event.header, event.raw, data, message)
 
-    def _input(self, header: Header, raw: bytes, data: Data | None, message: Message | None, bus_epoch: int) -> None:
+    def _input(self, header: Header, raw: bytes, data: Data | None, message: Message | None) -> None:
         row = Row(
             pos=self.state.pos + 1,
             id=header.id,
@@ -65,7 +99,7 @@ class Batch:
             ledger_us=self.now(self.state.now_us),
             data=data,
         )
-        self._append(header, raw, row, message, bus_epoch)
+        self._append(header, raw, row, message)
         self.state, decisions = core.step(self.state, row)
         for decision in decisions:
             self._decision(header, decision)
@@ -90,9 +124,9 @@ class Batch:
         self.sends.append(
             Outgoing(draft=len(self.drafts) - 1, subject=destination(decision), traceparent=header.traceparent or "")
         )
-        self.decided += 1
+        self.decided.append(Decided(decision.pos, self.came_us))
 
-    def _append(self, header: Header, raw: bytes, row: Row, message: Message | None = None, bus_epoch: int = 0) -> None:
+    def _append(self, header: Header, raw: bytes, row: Row, message: Message | None = None) -> None:
         self.drafts.append(
             Draft(
                 event_id=row.id,
@@ -103,7 +137,7 @@ class Batch:
                 raw=raw,
                 trace_id=(header.traceparent or "")[TRACE_ID],
                 bus_stream=message.stream if message else "",
-                bus_epoch=bus_epoch if message else 0,
+                bus_epoch=self.bus_epoch if message else 0,
                 bus_seq=message.seq if message else 0,
             )
         )

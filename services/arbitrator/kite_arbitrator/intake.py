@@ -1,14 +1,100 @@
-"""What a message of the bus is: an event, or something to be recorded as refused. Pure."""
+"""What comes in: messages become events or refusals, and wait for the writer in two lines, so that facts go first."""
 
+import asyncio
 from base64 import b64encode
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import TypeVar
 
-from kite.bus import Message, evt_subject
+from kite import clock
+from kite.bus import TEL, Message, evt_subject, tel_subject
 from kite_schemas.envelope import EVENT_MAX_BYTES, Event, MalformedEvent, decode
-from kite_schemas.ledger import REJECTED_BYTES_MAX, Refusal, Rejected
+from kite_schemas.ledger import REJECTED_BYTES_MAX, BusGap, Refusal, Rejected
+from kite_schemas.telemetry import Window
 
 REASON_MAX_CHARS = 500
 PRODUCERS = frozenset({"request", "fact"})
 """Kinds that may come from outside; decisions and ledger rows are the arbitrator's own."""
+
+WINDOWS = Window.TYPE.rpartition(".")[0]
+"""The type of windows of every version."""
+
+ARRIVALS_MAX = 8
+"""How many pulled batches wait in each line; beyond it the pull stops, and the bus keeps the rest."""
+
+FACTS_MAX = 256
+WINDOWS_MAX = 64
+"""How many messages of each line one transaction takes: a fact that has just missed one waits for so many windows."""
+
+SUBJECTS_MAX = 4_096
+"""For how many subjects it is remembered where their events belong."""
+
+Waiting = TypeVar("Waiting", bound="Arrival | BusGap")
+
+
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """Messages as they came, and what each of them is; `at_us` is the monotonic clock at that moment."""
+
+    messages: Sequence[Message]
+    found: Sequence[Event | Rejected]
+    at_us: int
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """What one transaction takes in: whether a tick is due, facts and gaps in the order of the bus, and windows."""
+
+    tick: bool
+    facts: Sequence[Arrival | BusGap]
+    windows: Sequence[Arrival]
+
+
+class Intake:
+    """Two lines in front of the writer, and the tick, which never waits. Whoever puts into a full line waits."""
+
+    def __init__(self) -> None:
+        self._facts: asyncio.Queue[Arrival | BusGap] = asyncio.Queue(ARRIVALS_MAX)
+        self._windows: asyncio.Queue[Arrival] = asyncio.Queue(ARRIVALS_MAX)
+        self._ticking = False
+        self._wake = asyncio.Event()
+
+    async def fact(self, item: Arrival | BusGap) -> None:
+        """Put facts, or a gap among them, into their line."""
+        await self._facts.put(item)
+        self._wake.set()
+
+    async def window(self, item: Arrival) -> None:
+        """Put windows into theirs."""
+        await self._windows.put(item)
+        self._wake.set()
+
+    def tick(self) -> None:
+        """Let time pass; a tick that has not been taken yet stands for this one too."""
+        self._ticking = True
+        self._wake.set()
+
+    async def take(self) -> Load:
+        """Wait until something is there and return it, bounded by FACTS_MAX and WINDOWS_MAX."""
+        await self._wake.wait()
+        load = Load(self._ticking, _first(self._facts, FACTS_MAX), _first(self._windows, WINDOWS_MAX))
+        self._ticking = False
+        if self._facts.empty() and self._windows.empty():
+            self._wake.clear()
+        return load
+
+
+def arrive(messages: Sequence[Message]) -> Arrival:
+    """Look at messages as they come in: the writer may be waiting for the disk meanwhile."""
+    at_us = clock.mono_us()
+    return Arrival(messages, [examine(message) for message in messages], at_us)
+
+
+def ids(load: Load) -> list[str]:
+    """Return the ids of the events in a load."""
+    arrivals = (*(item for item in load.facts if isinstance(item, Arrival)), *load.windows)
+    return [found.header.id for arrival in arrivals for found in arrival.found if isinstance(found, Event)]
 
 
 def examine(message: Message) -> Event | Rejected:
@@ -21,10 +107,35 @@ def examine(message: Message) -> Event | Rejected:
     header = event.header
     if event.data is not None and event.data.KIND not in PRODUCERS:
         return _rejected(message, Refusal.NOT_FOR_PRODUCERS, f"{header.type} is written by the arbitrator only")
-    expected = evt_subject(header.type, header.subject)
+    if isinstance(event.data, Window) and header.subject != f"node/{event.data.node}":
+        return _rejected(message, Refusal.SUBJECT_MISMATCH, f"a window of {event.data.node} about {header.subject}")
+    expected = belongs(header.type, header.subject)
     if message.subject != expected:
         return _rejected(message, Refusal.SUBJECT_MISMATCH, f"the event belongs on {expected}")
     return event
+
+
+@lru_cache(SUBJECTS_MAX)
+def belongs(event_type: str, subject: str) -> str:
+    """Return the bus subject of an event: windows have a stream of their own, for nothing else."""
+    if event_type.rpartition(".")[0] == WINDOWS:
+        return tel_subject(subject.partition("/")[2])
+    return evt_subject(event_type, subject)
+
+
+def repeatable(message: Message) -> bool:
+    """Tell whether the message can come again after a restart; windows are read from the end of their stream."""
+    return message.stream != TEL
+
+
+def _first(line: "asyncio.Queue[Waiting]", most: int) -> list[Waiting]:
+    """Take from a line until `most` messages are there, or it is empty; what was pulled together stays together."""
+    taken: list[Waiting] = []
+    count = 0
+    while count < most and not line.empty():
+        taken.append(item := line.get_nowait())
+        count += len(item.messages) if isinstance(item, Arrival) else 1
+    return taken
 
 
 def _rejected(message: Message, code: Refusal, reason: str) -> Rejected:

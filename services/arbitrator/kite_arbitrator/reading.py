@@ -5,8 +5,13 @@ from kite_arbitrator.state import Row
 from kite_schemas.envelope import decode
 from kite_schemas.ledger import Tick
 from kite_schemas.model import Data
+from kite_schemas.registry import TYPES
+from kite_schemas.telemetry import Window
 
 TICK = Tick()
+
+LASTING = frozenset(TYPES) - {Tick.TYPE, Window.TYPE}
+"""The types of the rows that stay in the state: what windows said is forgotten when a new leader begins."""
 
 
 def read(row: LedgerRow) -> Row:

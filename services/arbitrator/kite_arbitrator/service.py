@@ -3,33 +3,29 @@
 import asyncio
 import os
 import socket
-from collections.abc import Sequence
 from contextlib import aclosing
 from typing import Never
 
 import structlog
+from msgspec import structs
 
 from kite import __version__, clock
-from kite.bus import EVT, Bus, BusGap, Message, Outgoing, PubAck, StreamState
+from kite.bus import EVT, TEL, Bus, BusGap, BusUnreachable, StreamChanged, StreamMissing, StreamState
 from kite.errors import Fault, KiteError
 from kite.events import Origin, compose, new_id
-from kite.ledger import AsyncLedger, Cursor, Ledger, Send
-from kite_arbitrator import core, shipped
+from kite.ledger import AsyncLedger, Cursor, DuplicateEvent, Head, Outgoing, Reader, Route, Row, Send
+from kite_arbitrator import core, pace, shipped
 from kite_arbitrator.batch import Batch
-from kite_arbitrator.intake import examine
-from kite_arbitrator.reading import read
+from kite_arbitrator.intake import WINDOWS_MAX, Intake, Load, arrive, ids
+from kite_arbitrator.reading import LASTING, read
+from kite_arbitrator.relay import Relay
+from kite_arbitrator.routes import rerouted, routes
 from kite_arbitrator.settings import Settings
 from kite_arbitrator.state import State
-from kite_schemas.envelope import Event
 from kite_schemas.ledger import BusGap as GapRow
-from kite_schemas.ledger import Created, LeaseTaken, Tick
+from kite_schemas.ledger import Created, DeadlineMissed, LeaseTaken, Tick
 from kite_schemas.policy import ChangeRequested
 
-QUEUE_BATCHES_MAX = 8
-"""How many pulled batches wait for the writer; beyond it the pull stops, and the bus keeps the rest."""
-
-RELAY_SENDS_MAX = 256
-RELAY_RETRY_S = 1.0
 BUS_EPOCH = 1
 """Which life of the bus this is; a bus that was replaced under a ledger is refused for now."""
 
@@ -64,10 +60,6 @@ class LedgerClock:
         return max(last_us + 1, self._anchor_us + clock.mono_us())
 
 
-Work = Sequence[Message] | GapRow | None
-"""What the writer is handed: a batch of messages, a gap among them, or a tick (None)."""
-
-
 class Arbitrator:
     """Use `serve`. One task writes; the others hand it work or publish what it has committed."""
 
@@ -77,21 +69,26 @@ class Arbitrator:
         self._state = state
         self._stream = stream
         self._now = LedgerClock(ledger.head.ledger_us)
-        self._work: asyncio.Queue[Work] = asyncio.Queue(QUEUE_BATCHES_MAX)
-        self._committed = asyncio.Event()
+        self._intake = Intake()
+        self._missed: DeadlineMissed | None = None
+        self._routed = state
+        self._routes: tuple[Route, ...] | None = None
+        self._relay = Relay(bus, ledger)
 
     async def run(self) -> None:
         """Take the lease and serve until cancelled."""
         await self._begin()
-        async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self._pull())
-            tasks.create_task(self._tick())
-            tasks.create_task(self._relay())
-            tasks.create_task(self._write())
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                for task in (self._pull_facts, self._pull_windows, self._tick, self._relay.run, self._write):
+                    tasks.create_task(task())
+        except asyncio.CancelledError:
+            await self._ledger.sent(self._relay.done_pos)  # the next leader need not publish it again
+            raise
 
     async def _begin(self) -> None:
         head = self._ledger.head
-        batch = self._batch()
+        batch = self._batch({})
         if head.pos == 0:
             ledger = Created(ledger=new_id(), format=core.FORMAT)
             batch.write(ledger)
@@ -103,98 +100,130 @@ class Arbitrator:
         await self._commit(batch)
         log.info("leading", ledger=self._state.ledger, epoch=head.epoch, pos=self._state.pos)
 
-    async def _pull(self) -> Never:
+    async def _pull_facts(self) -> Never:
+        """Pull from the cursor; what can no longer be read is a row of its own."""
         cursor = await self._ledger.cursor(EVT)
         seq = cursor.seq if cursor else 0
         while True:
             try:
                 async with aclosing(self._bus.pull(EVT, seq)) as batches:
                     async for messages in batches:
-                        await self._work.put(messages)
+                        await self._intake.fact(arrive(messages))
                         seq = messages[-1].seq
             except BusGap as gap:
                 log.error("bus_gap", stream=EVT, first=gap.first_seq, last=gap.last_seq)
-                await self._work.put(GapRow(stream=EVT, first=gap.first_seq, last=gap.last_seq))
+                await self._intake.fact(GapRow(stream=EVT, first=gap.first_seq, last=gap.last_seq))
+                seq = gap.last_seq
+
+    async def _pull_windows(self) -> Never:
+        """Pull from the end: what came while nobody led is old news. What is lost is lost, and its source counts it."""
+        while True:
+            try:
+                await self._follow_windows((await self._bus.stream(TEL)).last_seq)
+            except StreamMissing:
+                log.warning("telemetry_stream_missing", stream=TEL)
+                await self._bus.provision()
+            except (StreamChanged, BusUnreachable) as error:
+                log.warning("telemetry_interrupted", stream=TEL, error=str(error))
+
+    async def _follow_windows(self, seq: int) -> Never:
+        while True:
+            try:
+                async with aclosing(self._bus.pull(TEL, seq, batch=WINDOWS_MAX)) as batches:
+                    async for messages in batches:
+                        await self._intake.window(arrive(messages))
+                        seq = messages[-1].seq
+            except BusGap as gap:
+                log.info("windows_lost", stream=TEL, first=gap.first_seq, last=gap.last_seq)
                 seq = gap.last_seq
 
     async def _tick(self) -> Never:
+        """Tick at the pace that the state asks for, which is looked at again in between."""
+        ticked_us = clock.mono_us()
         while True:
-            policy = self._state.policy
-            await asyncio.sleep((policy.arbitration.idle_tick_us if policy else clock.US_PER_S) / clock.US_PER_S)
-            await self._work.put(None)
+            due_us = ticked_us + pace.tick_us(self._state) - clock.mono_us()
+            if due_us > 0:
+                await asyncio.sleep(min(due_us, pace.look_us(self._state)) / clock.US_PER_S)
+                continue
+            ticked_us = clock.mono_us()
+            self._intake.tick()
 
     async def _write(self) -> Never:
         while True:
-            work = await self._work.get()
-            batch = self._batch()
-            match work:
-                case None:
-                    batch.write(Tick())
-                    await self._commit(batch)
-                case GapRow():
-                    batch.write(work)
-                    await self._commit(batch, self._cursor(work.last, ""))
-                case messages:
-                    await self._take(batch, messages)
+            load = await self._intake.take()
+            began_us = clock.mono_us()
+            try:
+                batch = await self._serve(load, {})
+            except DuplicateEvent:
+                # Rare, and the core is pure: look up what is known, and decide again (a trace shows both attempts).
+                batch = await self._serve(load, await self._ledger.known(ids(load)))
+            now_us = clock.mono_us()
+            self._missed = batch.missed(now_us)
+            if batch.decided:
+                log.info("decided", rows=len(batch.drafts), decisions=len(batch.decided), took_us=now_us - began_us)
 
-    async def _take(self, batch: Batch, messages: Sequence[Message]) -> None:
-        began_us = clock.mono_us()
-        examined = [examine(message) for message in messages]
-        known = await self._ledger.known([found.header.id for found in examined if isinstance(found, Event)])
-        for message, found in zip(messages, examined, strict=True):
-            event_id = found.header.id if isinstance(found, Event) else ""
-            batch.take(message, found, known.get(event_id), BUS_EPOCH)
-            known.setdefault(event_id, message.payload)
-        await self._commit(batch, self._cursor(messages[-1].seq, messages[-1].msg_id or ""))
-        if batch.decided:
-            log.info("decided", inputs=len(messages), decisions=batch.decided, took_us=clock.mono_us() - began_us)
+    async def _serve(self, load: Load, known: dict[str, bytes]) -> Batch:
+        """Decide what follows from a load and commit it. Raises DuplicateEvent when an event not in `known` is."""
+        batch = self._batch(known)
+        if self._missed is not None:
+            batch.write(self._missed)
+        if load.tick:
+            batch.write(Tick())
+        cursors = self._take(batch, load)
+        await self._commit(batch, *cursors, quiet=not (load.tick or load.facts or batch.decided))
+        return batch
 
-    async def _commit(self, batch: Batch, *cursors: Cursor) -> None:
-        await self._ledger.append(batch.drafts, sends=batch.sends, cursors=cursors)
-        self._state = batch.state
+    def _take(self, batch: Batch, load: Load) -> list[Cursor]:
+        """Take in facts, then windows; return how far the facts have come."""
+        cursors: list[Cursor] = []
+        for item in load.facts:
+            if isinstance(item, GapRow):
+                batch.write(item)
+                cursors = [self._cursor(item.last, "")]
+            else:
+                batch.take(item)
+                cursors = [self._cursor(item.messages[-1].seq, item.messages[-1].msg_id or "")]
+        for arrival in load.windows:
+            batch.take(arrival)
+        return cursors
+
+    async def _commit(self, batch: Batch, *cursors: Cursor, quiet: bool = False) -> None:
+        """Append the batch; after a `quiet` one, of windows that decided nothing, the routes are the same."""
+        state, found = batch.state, self._routes
+        if not quiet and (found is None or rerouted(self._routed, state)):
+            found = routes(state)
+        rows = await self._ledger.append(
+            batch.drafts,
+            sends=batch.sends,
+            cursors=cursors,
+            routes=None if found == self._routes else found,
+            sent_pos=self._relay.done_pos,
+        )
+        self._state = state
+        if not quiet:
+            self._routed, self._routes = state, found
         if batch.sends:
-            self._committed.set()
+            self._relay.put([_send(rows[send.draft], send) for send in batch.sends])
 
-    async def _relay(self) -> Never:
-        """Publish the outbox in order of position; what a crash left there goes first."""
-        self._committed.set()
-        while True:
-            await self._committed.wait()
-            self._committed.clear()
-            while sends := await self._ledger.pending(RELAY_SENDS_MAX):
-                await self._publish(sends)
-
-    async def _publish(self, sends: Sequence[Send]) -> None:
-        outcomes = await self._bus.publish_many([_outgoing(send) for send in sends])
-        acked = [send.pos for send, out in zip(sends, outcomes, strict=True) if isinstance(out, PubAck)]
-        failures = [out for out in outcomes if not isinstance(out, PubAck)]
-        if acked:
-            await self._ledger.sent(acked[-1])
-        if failures and not failures[0].retryable:
-            raise failures[0]
-        if failures:
-            log.warning("publish_waits", error=str(failures[0]))
-            await asyncio.sleep(RELAY_RETRY_S)
-
-    def _batch(self) -> Batch:
-        return Batch(self._state, self._now, ORIGIN)
+    def _batch(self, known: dict[str, bytes]) -> Batch:
+        return Batch(self._state, self._now, ORIGIN, BUS_EPOCH, known)
 
     def _cursor(self, seq: int, message_id: str) -> Cursor:
         created = self._stream.created
         return Cursor(stream=EVT, bus_epoch=BUS_EPOCH, seq=seq, event_id=message_id, created=created)
 
 
-def _outgoing(send: Send) -> Outgoing:
-    headers = {"traceparent": send.traceparent} if send.traceparent else {}
-    return Outgoing(send.subject, send.payload, send.event_id, headers)
+def _send(row: Row, outgoing: Outgoing) -> Send:
+    return Send(row.pos, outgoing.subject, row.raw, row.event_id, outgoing.traceparent)
 
 
-def rebuild(ledger: Ledger) -> State:
-    """Fold every row of the ledger, inputs and decisions alike."""
+def rebuild(ledger_url: str, head: Head) -> State:
+    """Fold the rows of the ledger that stay, inputs and decisions alike: the next row is a lease."""
     state = core.initial()
-    for row in ledger.rows():
-        state = core.evolve(state, read(row))
-    return state
+    with Reader.open(ledger_url) as reader:
+        for row in reader.find(types=LASTING):
+            state = core.evolve(state, read(row))
+    return structs.replace(state, pos=head.pos, now_us=head.ledger_us)
 
 
 async def check_cursor(bus: Bus, cursor: Cursor | None, stream: StreamState) -> None:
@@ -218,7 +247,7 @@ async def serve(settings: Settings) -> None:
             await bus.provision()
             stream = await bus.stream(EVT)
             await check_cursor(bus, await ledger.cursor(EVT), stream)
-            state = await ledger.run(rebuild)
+            state = await asyncio.to_thread(rebuild, settings.ledger_url, ledger.head)
             await Arbitrator(bus, ledger, state, stream).run()
     finally:
         await ledger.close()

@@ -12,6 +12,7 @@ from kite.ledger.errors import (
     LedgerHeld,
     LedgerMissing,
     LedgerTooNew,
+    LedgerTooOld,
     LedgerUnwritable,
     MigrationsMissing,
     NotALedger,
@@ -19,7 +20,7 @@ from kite.ledger.errors import (
 )
 from kite.ledger.ledger import Ledger
 from kite.ledger.reader import Reader
-from kite.ledger.rows import Cursor, Draft, Head, Outgoing, Row, Send
+from kite.ledger.rows import Cursor, Draft, Head, Outgoing, Route, Row, Send
 from kite.ledger.thread import AsyncLedger
 
 __all__ = [
@@ -35,11 +36,13 @@ __all__ = [
     "LedgerHeld",
     "LedgerMissing",
     "LedgerTooNew",
+    "LedgerTooOld",
     "LedgerUnwritable",
     "MigrationsMissing",
     "NotALedger",
     "Outgoing",
     "Reader",
+    "Route",
     "Row",
     "Send",
     "SqliteTooOld",

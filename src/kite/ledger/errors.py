@@ -46,6 +46,22 @@ class LedgerTooNew(KiteError):
         self.revision = revision
 
 
+class LedgerTooOld(KiteError):
+    """The database was not migrated yet, and what was asked for came later."""
+
+    code = "ledger_too_old"
+    fault = Fault.OPERATOR
+
+    def __init__(self, place: str, revision: str, needed: str) -> None:
+        super().__init__(
+            f"the ledger {place} has schema {revision}, and this needs {needed}",
+            hint="`kite up` migrates it; a reader never does",
+        )
+        self.place = place
+        self.revision = revision
+        self.needed = needed
+
+
 class NotALedger(KiteError):
     """The file is there and is something else."""
 

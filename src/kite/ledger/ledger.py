@@ -9,7 +9,7 @@ from kite.ledger.address import sqlite_path
 from kite.ledger.chain import seal
 from kite.ledger.errors import DraftRefused
 from kite.ledger.port import Store
-from kite.ledger.rows import Cursor, Draft, Head, Outgoing, Row, Send
+from kite.ledger.rows import Cursor, Draft, Head, Outgoing, Route, Row, Send
 from kite.ledger.scan import scan
 from kite.ledger.sqlite import SqliteStore
 
@@ -45,14 +45,21 @@ class Ledger:
         return self._head
 
     def append(
-        self, drafts: Sequence[Draft], *, sends: Sequence[Outgoing] = (), cursors: Sequence[Cursor] = ()
+        self,
+        drafts: Sequence[Draft],
+        *,
+        sends: Sequence[Outgoing] = (),
+        cursors: Sequence[Cursor] = (),
+        routes: Sequence[Route] | None = None,
+        sent_pos: int = 0,
     ) -> list[Row]:
         """Write rows, outbox and cursors in one durable transaction, and return the rows as they now stand.
 
+        `routes`, unless None, take the place of all that are there; the outbox is let go up to `sent_pos`, see `sent`.
         Raises DuplicateEvent or DraftRefused, and then the ledger is as before and usable; LedgerUnwritable otherwise.
         """
         rows = seal(self._head, drafts)
-        self._store.write(rows, _positions(rows, sends), cursors)
+        self._store.write(rows, _positions(rows, sends), cursors, routes, sent_pos)
         if rows:
             last = rows[-1]
             self._head = replace(self._head, pos=last.pos, hash=last.hash, ledger_us=last.ledger_us)
@@ -69,9 +76,9 @@ class Ledger:
         """Return the last message of `stream` that was consumed, None before the first."""
         return self._store.cursor(stream)
 
-    def pending(self, limit: int) -> list[Send]:
-        """Return the first `limit` rows of the outbox, by position."""
-        return self._store.pending(limit)
+    def pending(self, limit: int, after_pos: int = 0) -> list[Send]:
+        """Return the first `limit` rows of the outbox behind `after_pos`, by position."""
+        return self._store.pending(limit, after_pos)
 
     def sent(self, up_to_pos: int) -> None:
         """Take every send up to `up_to_pos` out of the outbox: the bus has acknowledged them all.

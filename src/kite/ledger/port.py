@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Protocol
 
-from kite.ledger.rows import Cursor, Head, Outgoing, Row, Send
+from kite.ledger.rows import Cursor, Head, Outgoing, Route, Row, Send
 
 PAGE_ROWS = 500
 """How many rows a scan holds in memory at once."""
@@ -19,10 +19,18 @@ class Store(Protocol):
         """Count the lease's epoch up, durably, and return the head under the new epoch."""
         ...
 
-    def write(self, rows: Sequence[Row], sends: Sequence[tuple[int, Outgoing]], cursors: Sequence[Cursor]) -> None:
+    def write(
+        self,
+        rows: Sequence[Row],
+        sends: Sequence[tuple[int, Outgoing]],
+        cursors: Sequence[Cursor],
+        routes: Sequence[Route] | None = None,
+        sent_pos: int = 0,
+    ) -> None:
         """Write rows, outbox (with positions) and cursors in one durable transaction, all or nothing.
 
-        Raises DuplicateEvent for an event id that is there already, in the ledger or twice in `rows`.
+        `routes` take the place of all that are there; None leaves those alone. Everything up to `sent_pos` leaves the
+        outbox. Raises DuplicateEvent for an event id that is there already, in the ledger or twice in `rows`.
         """
         ...
 
@@ -34,8 +42,8 @@ class Store(Protocol):
         """Return where `stream` was last consumed."""
         ...
 
-    def pending(self, limit: int) -> list[Send]:
-        """Return the first `limit` rows of the outbox by position."""
+    def pending(self, limit: int, after_pos: int = 0) -> list[Send]:
+        """Return the first `limit` rows of the outbox behind `after_pos`, by position."""
         ...
 
     def sent(self, up_to_pos: int) -> None:

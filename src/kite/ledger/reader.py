@@ -10,13 +10,16 @@ from sqlalchemy.exc import DatabaseError
 
 from kite.ledger.address import sqlite_path
 from kite.ledger.chain import GENESIS, verify
-from kite.ledger.errors import ChainBroken, NotALedger
+from kite.ledger.errors import ChainBroken, LedgerTooOld, NotALedger
 from kite.ledger.port import PAGE_ROWS
-from kite.ledger.rows import Head, Row
+from kite.ledger.rows import Head, Route, Row
 from kite.ledger.scan import Page, scan
-from kite.ledger.schema import require
+from kite.ledger.schema import require, revision
 from kite.ledger.sqlite import paging, reading
-from kite.ledger.tables import lease, ledger
+from kite.ledger.tables import lease, ledger, routes
+
+ROUTES_SINCE = "0002"
+"""The schema revision that brought the routes."""
 
 
 class Reader:
@@ -86,6 +89,19 @@ class Reader:
         if trace_id is not None:
             wanted.append(ledger.c.trace_id == trace_id)
         return self._scan(first, last, *wanted)
+
+    def routes(self, name: str | None = None) -> list[Route]:
+        """Return where requests go, for one served name or for all, by name and instance.
+
+        Raises LedgerTooOld for a ledger that no arbitrator of this version has led yet.
+        """
+        query = select(routes).order_by(routes.c.name, routes.c.instance)
+        with _readable(self._place):
+            found = revision(self._connection)
+            if found is None or found < ROUTES_SINCE:
+                raise LedgerTooOld(self._place, found or "none", ROUTES_SINCE)
+            wanted = query if name is None else query.where(routes.c.name == name)
+            return [Route(*values) for values in self._connection.execute(wanted)]
 
     def verify_chain(self, first: int = 1, last: int | None = None) -> None:
         """Check that each position from `first` to `last` is there and unaltered; raises ChainBroken at the first not.

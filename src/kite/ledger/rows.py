@@ -85,3 +85,18 @@ class Send:
     payload: bytes
     event_id: str
     traceparent: str
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """Where requests for a served name may go: `instance` answers them at `endpoint` when asked for `version`.
+
+    `name` is a blend's or a base's, `channel` the lever that answers it, `pos` the position that made it so.
+    """
+
+    name: str
+    version: str
+    instance: str
+    endpoint: str
+    channel: str
+    pos: int

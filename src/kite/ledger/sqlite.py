@@ -22,7 +22,7 @@ from kite.ledger.chain import GENESIS
 from kite.ledger.errors import DuplicateEvent, LedgerMissing, LedgerUnwritable, NotALedger, SqliteTooOld
 from kite.ledger.lock import FileLock
 from kite.ledger.port import PAGE_ROWS
-from kite.ledger.rows import Cursor, Head, Outgoing, Row, Send
+from kite.ledger.rows import Cursor, Head, Outgoing, Route, Row, Send
 from kite.ledger.scan import Page
 from kite.ledger.schema import upgrade
 
@@ -45,11 +45,13 @@ WAL_LIMIT_BYTES = 64 * 1024 * 1024
 _INSERT_ROW = "INSERT INTO ledger VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
 _INSERT_SEND = "INSERT INTO outbox (pos, subject, traceparent) VALUES (?, ?, ?)"
 _UPSERT_CURSOR = "INSERT OR REPLACE INTO cursors (stream, bus_epoch, seq, event_id, created) VALUES (?, ?, ?, ?, ?)"
+_CLEAR_ROUTES = "DELETE FROM routes"
+_INSERT_ROUTE = "INSERT INTO routes (name, version, instance, endpoint, channel, pos) VALUES (?, ?, ?, ?, ?, ?)"
 _HEAD = "SELECT pos, hash, ledger_us FROM ledger ORDER BY pos DESC LIMIT 1"
 _KNOWN = "SELECT event_id, raw FROM ledger WHERE event_id IN (SELECT value FROM json_each(?))"
 _CURSOR = "SELECT stream, bus_epoch, seq, event_id, created FROM cursors WHERE stream = ?"
 _PENDING = """SELECT o.pos, o.subject, l.raw, l.event_id, o.traceparent
-              FROM outbox AS o JOIN ledger AS l ON l.pos = o.pos ORDER BY o.pos LIMIT ?"""
+              FROM outbox AS o JOIN ledger AS l ON l.pos = o.pos WHERE o.pos > ? ORDER BY o.pos LIMIT ?"""
 _SENT = "DELETE FROM outbox WHERE pos <= ?"
 _PAGE = "SELECT * FROM ledger WHERE pos BETWEEN ? AND ? ORDER BY pos LIMIT ?"
 
@@ -127,13 +129,25 @@ class SqliteStore:
             pos, digest, ledger_us = connection.execute(_HEAD).fetchone() or (0, GENESIS, 0)
         return Head(pos, digest, ledger_us, epoch)
 
-    def write(self, rows: Sequence[Row], sends: Sequence[tuple[int, Outgoing]], cursors: Sequence[Cursor]) -> None:
+    def write(
+        self,
+        rows: Sequence[Row],
+        sends: Sequence[tuple[int, Outgoing]],
+        cursors: Sequence[Cursor],
+        routes: Sequence[Route] | None = None,
+        sent_pos: int = 0,
+    ) -> None:
         """See `Store`."""
         try:
             with self._transaction() as connection:
                 connection.executemany(_INSERT_ROW, map(_values, rows))
+                if sent_pos:
+                    connection.execute(_SENT, (sent_pos,))
                 connection.executemany(_INSERT_SEND, [(pos, send.subject, send.traceparent) for pos, send in sends])
                 connection.executemany(_UPSERT_CURSOR, map(astuple, cursors))
+                if routes is not None:
+                    connection.execute(_CLEAR_ROUTES)
+                    connection.executemany(_INSERT_ROUTE, map(astuple, routes))
         except driver.IntegrityError as error:
             raise self._clash(rows, error) from error
 
@@ -149,9 +163,9 @@ class SqliteStore:
         stream, bus_epoch, seq, event_id, created = found
         return Cursor(stream=stream, bus_epoch=bus_epoch, seq=seq, event_id=event_id, created=created)
 
-    def pending(self, limit: int) -> list[Send]:
+    def pending(self, limit: int, after_pos: int = 0) -> list[Send]:
         """See `Store`."""
-        return [Send(*values) for values in self._connection.execute(_PENDING, (limit,))]
+        return [Send(*values) for values in self._connection.execute(_PENDING, (after_pos, limit))]
 
     def sent(self, up_to_pos: int) -> None:
         """See `Store`."""

@@ -2,7 +2,7 @@
 
 from sqlalchemy import BigInteger, CheckConstraint, Column, Integer, LargeBinary, MetaData, Table, Text
 
-REVISIONS = ("0001",)
+REVISIONS = ("0001", "0002")
 """Every schema revision this code can read, oldest first; the last is the one it writes."""
 
 # SQLite makes a column the row's own key only when it is an INTEGER; PostgreSQL needs 64 bits.
@@ -59,3 +59,15 @@ lease = Table(
     Column("epoch", _BIG, nullable=False),
 )
 """One row: the number of times that a writer has taken the ledger."""
+
+routes = Table(
+    "routes",
+    metadata,
+    Column("name", Text, primary_key=True),
+    Column("version", Text, nullable=False),
+    Column("instance", Text, primary_key=True),
+    Column("endpoint", Text, nullable=False),
+    Column("channel", Text, nullable=False),
+    Column("pos", _BIG, nullable=False),
+)
+"""Where requests go as of the last append: what follows from the rows, kept for those who cannot fold them."""

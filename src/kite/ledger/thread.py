@@ -7,7 +7,7 @@ from functools import partial
 from typing import Self, TypeVar
 
 from kite.ledger.ledger import Ledger
-from kite.ledger.rows import Cursor, Draft, Head, Outgoing, Row, Send
+from kite.ledger.rows import Cursor, Draft, Head, Outgoing, Route, Row, Send
 
 T = TypeVar("T")
 
@@ -40,10 +40,18 @@ class AsyncLedger:
         return self._ledger.head
 
     async def append(
-        self, drafts: Sequence[Draft], *, sends: Sequence[Outgoing] = (), cursors: Sequence[Cursor] = ()
+        self,
+        drafts: Sequence[Draft],
+        *,
+        sends: Sequence[Outgoing] = (),
+        cursors: Sequence[Cursor] = (),
+        routes: Sequence[Route] | None = None,
+        sent_pos: int = 0,
     ) -> list[Row]:
         """See `Ledger.append`."""
-        return await self.run(partial(Ledger.append, drafts=drafts, sends=sends, cursors=cursors))
+        return await self.run(
+            partial(Ledger.append, drafts=drafts, sends=sends, cursors=cursors, routes=routes, sent_pos=sent_pos)
+        )
 
     async def known(self, event_ids: Sequence[str]) -> dict[str, bytes]:
         """See `Ledger.known`."""
@@ -53,9 +61,9 @@ class AsyncLedger:
         """See `Ledger.cursor`."""
         return await self.run(lambda ledger: ledger.cursor(stream))
 
-    async def pending(self, limit: int) -> list[Send]:
+    async def pending(self, limit: int, after_pos: int = 0) -> list[Send]:
         """See `Ledger.pending`."""
-        return await self.run(lambda ledger: ledger.pending(limit))
+        return await self.run(lambda ledger: ledger.pending(limit, after_pos))
 
     async def sent(self, up_to_pos: int) -> None:
         """See `Ledger.sent`."""

@@ -17,8 +17,10 @@ from kite.ledger import (
     Ledger,
     LedgerHeld,
     LedgerTooNew,
+    LedgerTooOld,
     Outgoing,
     Reader,
+    Route,
     Row,
     Send,
     rehash,
@@ -28,6 +30,7 @@ from kite.ledger.address import sqlite_path
 from kite.ledger.chain import RAW_LIMIT_BYTES
 from kite.ledger.port import PAGE_ROWS
 from kite.ledger.sqlite import connect
+from kite.ledger.tables import REVISIONS
 
 _TRIGGERS = "SELECT name, sql FROM sqlite_master WHERE type = 'trigger' AND tbl_name = 'ledger'"
 
@@ -186,6 +189,48 @@ class LedgerContract:
             ledger.sent(5)
             assert ledger.pending(10) == []
 
+    def test_what_was_published_leaves_the_outbox_with_the_next_append(self, url: str) -> None:
+        with Ledger.open(url) as ledger:
+            ledger.append(drafts([1, 2]), sends=[_outgoing(0), _outgoing(1)])
+            assert [send.pos for send in ledger.pending(10, after_pos=1)] == [2]
+            with pytest.raises(DuplicateEvent):
+                ledger.append(drafts([2]), sent_pos=2)
+            assert [send.pos for send in ledger.pending(10)] == [1, 2]
+            ledger.append(drafts([3]), sends=[_outgoing(0)], sent_pos=2)
+            assert [send.pos for send in ledger.pending(10)] == [3]
+
+    def test_routes_are_replaced_as_a_whole_with_the_rows_that_change_them(self, url: str) -> None:
+        first = [_route("risk", "a", pos=1), _route("risk", "b", pos=1), _route("tiny", "a", pos=1)]
+        with Ledger.open(url) as ledger, Reader.open(url) as reader:
+            assert reader.routes() == []
+            ledger.append(drafts([1]), routes=first[::-1])
+            assert reader.routes() == first, "by name and instance"
+            ledger.append(drafts([2]))
+            assert reader.routes("risk") == first[:2]
+            with pytest.raises(DuplicateEvent):
+                ledger.append(drafts([2]), routes=[])
+            assert reader.routes() == first
+            ledger.append(drafts([3]), routes=[_route("risk", "b", pos=3)])
+            assert reader.routes() == [_route("risk", "b", pos=3)]
+            ledger.append([], routes=[])
+            assert reader.routes() == []
+
+    def test_a_ledger_without_routes_is_read_all_the_same_until_a_writer_migrates_it(
+        self, url: str, attempt: Attempt
+    ) -> None:
+        with Ledger.open(url) as ledger:
+            ledger.append(drafts([1]))
+        attempt(url, "DROP TABLE routes")
+        attempt(url, "UPDATE alembic_version SET version_num = '0001'")
+        with Reader.open(url) as reader:
+            assert [row.pos for row in reader.rows()] == [1]
+            with pytest.raises(LedgerTooOld, match="0001"):
+                reader.routes()
+            with Ledger.open(url) as ledger:
+                ledger.append(drafts([2]), routes=[_route("tiny", "a", pos=2)])
+            assert reader.routes() == [_route("tiny", "a", pos=2)]
+            reader.verify_chain(last=2)
+
     @pytest.mark.parametrize(
         "statement",
         [
@@ -275,7 +320,7 @@ class LedgerContract:
             with pytest.raises(LedgerTooNew) as caught:
                 opener(url)
             assert caught.value.revision == "9999"
-        attempt(url, "UPDATE alembic_version SET version_num = '0001'")
+        attempt(url, f"UPDATE alembic_version SET version_num = '{REVISIONS[-1]}'")  # noqa: S608 - our own constant
         with Ledger.open(url) as ledger:
             assert (ledger.head.pos, ledger.head.epoch) == (1, 2)
 
@@ -286,6 +331,10 @@ def _cursor(seq: int, *, stream: str = "KITE_EVT") -> Cursor:
 
 def _outgoing(index: int) -> Outgoing:
     return Outgoing(draft=index, subject=f"kite.dec.v1.d{index}", traceparent=f"00-trace-{index}")
+
+
+def _route(name: str, instance: str, *, pos: int) -> Route:
+    return Route(name, f"{name}@1", instance, "http://127.0.0.1:9000", "upcycle", pos)
 
 
 def _pos(row: Row | None) -> int | None:

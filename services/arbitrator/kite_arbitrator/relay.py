@@ -1,0 +1,82 @@
+"""The outbox on its way to the bus: in order of position, from memory when it can be, from the ledger when it must.
+
+The ledger's outbox is the truth. What has just been committed is handed over as well, so that publishing it costs no
+reading; and what the bus has acknowledged leaves the outbox with the next append, which costs no transaction of its
+own. A crash in between publishes it again, under the same ids.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Sequence
+from typing import Never
+
+import structlog
+
+from kite.bus import Bus, Outgoing, PubAck
+from kite.ledger import AsyncLedger, Send
+
+SENDS_MAX = 256
+"""How many sends wait in memory, and are published at once; beyond it they are read from the ledger."""
+
+RETRY_S = 1.0
+
+log = structlog.get_logger()
+
+
+class Relay:
+    """One per leader; `run` publishes, `put` hands over. `done_pos` is the last position that the bus has."""
+
+    def __init__(self, bus: Bus, ledger: AsyncLedger) -> None:
+        self.done_pos = 0
+        self._bus = bus
+        self._ledger = ledger
+        self._fresh: deque[Send] = deque()
+        self._behind = True  # the outbox may hold what is not in memory: at first, what a crash left there
+        self._wake = asyncio.Event()
+
+    def put(self, sends: Sequence[Send]) -> None:
+        """Hand over what has just been committed."""
+        if len(self._fresh) + len(sends) > SENDS_MAX:
+            self._behind = True
+        if not self._behind:
+            self._fresh.extend(sends)
+        self._wake.set()
+
+    async def run(self) -> Never:
+        """Publish for ever. Raises the bus's error for what can never be published."""
+        while True:
+            while sends := await self._next():
+                await self._publish(sends)
+            self._wake.clear()
+            await self._wake.wait()
+
+    async def _next(self) -> list[Send]:
+        if not self._behind:
+            fresh = [send for send in self._fresh if send.pos > self.done_pos]
+            self._fresh.clear()
+            return fresh
+        self._behind = False  # first: what is put while the ledger is read must not be missed
+        self._fresh.clear()
+        sends = await self._ledger.pending(SENDS_MAX, after_pos=self.done_pos)
+        self._behind = self._behind or len(sends) == SENDS_MAX
+        return sends or await self._next()
+
+    async def _publish(self, sends: Sequence[Send]) -> None:
+        outcomes = await self._bus.publish_many([_outgoing(send) for send in sends])
+        for send, outcome in zip(sends, outcomes, strict=True):
+            if not isinstance(outcome, PubAck):
+                break
+            self.done_pos = send.pos
+        failures = [outcome for outcome in outcomes if not isinstance(outcome, PubAck)]
+        if not failures:
+            return
+        if not failures[0].retryable:
+            raise failures[0]
+        log.warning("publish_waits", error=str(failures[0]))
+        self._behind = True
+        await asyncio.sleep(RETRY_S)
+
+
+def _outgoing(send: Send) -> Outgoing:
+    headers = {"traceparent": send.traceparent} if send.traceparent else {}
+    return Outgoing(send.subject, send.payload, send.event_id, headers)
