@@ -19,7 +19,9 @@ from kite.engine.reading import (
     read_activity,
     read_distribution,
     read_flag,
+    read_folders,
     read_names,
+    read_written,
     words,
 )
 
@@ -74,6 +76,10 @@ class Engine:
         """Return the served names, the base first."""
         return read_names(as_json(await self._call("GET", "/v1/models", "the list of models", CONTROL_S)))
 
+    async def adapters(self) -> Mapping[str, str]:
+        """Return the folder of each loaded adapter, as the engine was told it, by served name."""
+        return read_folders(as_json(await self._call("GET", "/v1/models", "the list of adapters", CONTROL_S)))
+
     async def load(self, name: str, path: str) -> None:
         """Load the adapter in folder `path` (as the engine sees it) under a new `name`; a name is never loaded anew.
 
@@ -111,6 +117,18 @@ class Engine:
     async def metrics(self) -> str:
         """Return the page of metrics, in Prometheus' text form; vLLM takes 8 ms to write it."""
         return (await self._call("GET", "/metrics", "metrics", CONTROL_S)).text
+
+    async def complete(self, model: str, prompt: Prompt, tokens: int, timeout_s: float = READ_S) -> int:
+        """Have so many tokens written after a prompt, greedily and past an end of text; return how many were."""
+        body = {
+            "model": model,
+            "prompt": prompt if isinstance(prompt, str) else list(prompt),
+            "max_tokens": tokens,
+            "temperature": 0,
+            "ignore_eos": True,
+        }
+        answer = await self._call("POST", "/v1/completions", f"{tokens} tokens of {model}", timeout_s, body=body)
+        return read_written(as_json(answer))
 
     async def distributions(
         self,

@@ -85,6 +85,7 @@ def fake_arguments(spec: EngineSpec, port: int) -> list[str]:
         "--max-model-len": spec.max_model_len,
         "--max-loras": spec.max_loras,
         "--max-lora-rank": spec.max_lora_rank,
+        "--block-size": spec.block_size,
     }
     return [sys.executable, "-m", FAKE_MODULE, *(word for pair in options.items() for word in map(str, pair))]
 

@@ -125,6 +125,27 @@ def read_names(answer: object) -> tuple[str, ...]:
         raise EngineAnswer("the list of models has another form") from error
 
 
+def read_written(answer: object) -> int:
+    """Return how many tokens a completion has. Raises EngineAnswer."""
+    try:
+        return int(cast("Mapping[str, int]", cast("Json", answer)["usage"])["completion_tokens"])
+    except (KeyError, TypeError, ValueError) as error:
+        raise EngineAnswer("a completion does not say how many tokens it has") from error
+
+
+def read_folders(answer: object) -> dict[str, str]:
+    """Return the folders of the adapters by name, from a list of models: the base is the first. Raises EngineAnswer.
+
+    >>> read_folders({"data": [{"id": "tiny"}, {"id": "risk", "root": "/adapters/risk"}]})
+    {'risk': '/adapters/risk'}
+    """
+    try:
+        _, *adapters = cast("Sequence[Json]", cast("Json", answer)["data"])
+        return {str(card["id"]): str(card["root"]) for card in adapters}
+    except (KeyError, TypeError, ValueError) as error:
+        raise EngineAnswer("the list of models has another form") from error
+
+
 def read_gauge(page: str, name: str) -> int:
     """Return the sum of a gauge over its label sets in a page of Prometheus text. Raises EngineAnswer if absent."""
     lines = re.findall(rf"^{re.escape(name)}(?:\{{.*\}})? ([0-9.eE+-]+)$", page, re.MULTILINE)

@@ -2,6 +2,7 @@
 # ruff: noqa: S101 - assert is the point of a contract
 
 import asyncio
+import re
 import secrets
 import signal
 import sys
@@ -10,7 +11,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-import httpx
 import pytest
 import pytest_asyncio
 
@@ -111,6 +111,16 @@ def distance(engine: dict[int, float], model: Llama, prompt: Sequence[int] = PRO
     return max(abs(value - float(expected[token])) for token, value in engine.items())
 
 
+async def cached(engine: Engine) -> tuple[int, int]:
+    """Return how many prompt tokens the engine has looked up in its prefix cache, and how many it found."""
+    page = await engine.metrics()
+    found = (
+        re.search(rf"^vllm:prefix_cache_{name}_total\S* (\S+)$", page, re.MULTILINE) for name in ("queries", "hits")
+    )
+    queries, hits = (int(float(match[1])) if match else 0 for match in found)
+    return queries, hits
+
+
 class EngineContract:
     """What every running engine does. Subclasses give `server`, a healthy EngineProcess.
 
@@ -167,6 +177,21 @@ class EngineContract:
         first = await engine.distributions(BASE_NAME, [PROMPT, "a text", "another"], tokens=[[1], [2], [3]])
         assert await engine.distributions(BASE_NAME, [PROMPT, "a text", "another"], tokens=[[1], [2], [3]]) == first
 
+    async def test_a_repeated_prompt_hits_the_prefix_cache_by_whole_blocks(self, engine: Engine) -> None:
+        """The last token is computed in any case, so that its block never hits."""
+        await engine.reset_prefix_cache()
+        before = await cached(engine)
+        for prompt in (range(100, 164), range(100, 164), range(164, 228)):  # 64 tokens: two blocks of 32
+            await engine.distributions(BASE_NAME, [tuple(prompt)], tokens=[[1]])
+        reads = 2  # of each prompt: the likeliest tokens, and the named ones
+        queries, hits = 64 * 3 * reads, 32 * (3 * reads - 2)
+        expected = (before[0] + queries, before[1] + hits)
+
+        async def counted() -> bool:
+            return await cached(engine) == expected
+
+        await eventually(counted)
+
     async def test_reads_of_two_kinds_do_not_spoil_each_other(self, engine: Engine) -> None:
         """In one batch vLLM answers all requests in the form of one: the client notices and asks again."""
         reads = [
@@ -219,15 +244,11 @@ class EngineContract:
         assert not await engine.is_paused()
         assert len(await engine.distributions("credit@1", [PROMPT])) == 1
 
-    async def test_pause_lets_running_requests_finish(self, engine: Engine, server: EngineProcess) -> None:
-        body = {"model": BASE_NAME, "prompt": list(PROMPT), "max_tokens": LONG_TOKENS, "ignore_eos": True}
-        async with httpx.AsyncClient(base_url=server.url, timeout=60) as client:
-            long = asyncio.create_task(client.post("/v1/completions", json={**body, "temperature": 0}))
-            assert (await eventually(lambda: seen_running(engine))) == 1
-            await engine.pause()
-            answer = (await long).json()
-        assert answer["choices"][0]["finish_reason"] == "length"
-        assert answer["usage"]["completion_tokens"] == LONG_TOKENS
+    async def test_pause_lets_running_requests_finish(self, engine: Engine) -> None:
+        long = asyncio.create_task(engine.complete(BASE_NAME, PROMPT, LONG_TOKENS, 60))
+        assert (await eventually(lambda: seen_running(engine))) == 1
+        await engine.pause()
+        assert await long == LONG_TOKENS
         activity = await engine.activity()
         assert (activity.running, activity.waiting) == (0, 0)
 

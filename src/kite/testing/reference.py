@@ -1,5 +1,6 @@
 """The reference: base, members and their blend computed with torch, read the way an engine is read."""
 
+import asyncio
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -41,6 +42,12 @@ class Reference:
     ) -> list[Distribution]:
         """Return the next token's distribution after each prompt: the `top` likeliest tokens, and `tokens`."""
         wanted = tokens or [()] * len(prompts)
+        # Seconds on a busy machine: in the event loop, an engine meanwhile closes the connections that are to be used.
+        return await asyncio.to_thread(self._read_all, model, prompts, top, wanted)
+
+    def _read_all(
+        self, model: str, prompts: Sequence[str], top: int, wanted: Sequence[Sequence[int]]
+    ) -> list[Distribution]:
         return [self._read(model, prompt, top, ids) for prompt, ids in zip(prompts, wanted, strict=True)]
 
     def _read(self, model: str, prompt: str, top: int, ids: Sequence[int]) -> Distribution:

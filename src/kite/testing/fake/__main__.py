@@ -9,6 +9,7 @@ from typing import cast
 
 from kite import telemetry
 from kite.errors import KiteError
+from kite.testing.fake.cache import PrefixCache
 from kite.testing.fake.model import Served
 from kite.testing.fake.server import Fake, Server
 from kite.testing.fake.spans import start_tracing
@@ -25,6 +26,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--max-model-len", type=int, default=2_048)
     parser.add_argument("--max-loras", type=int, default=8)
     parser.add_argument("--max-lora-rank", type=int, default=16)
+    parser.add_argument("--block-size", type=int, default=32, help="tokens per block of the prefix cache")
     return parser.parse_args()
 
 
@@ -37,8 +39,8 @@ def serve(options: argparse.Namespace) -> None:
         max_lora_rank=cast("int", options.max_lora_rank),
     )
     stop_tracing = start_tracing()
-    fake = Fake(served)
-    telemetry.start(fake.gate.totals)
+    fake = Fake(served, PrefixCache(cast("int", options.block_size)))
+    telemetry.start(fake.totals)
     with Server((HOST, cast("int", options.port)), fake) as server:
 
         def end(number: int, frame: object) -> None:

@@ -39,7 +39,7 @@ class Gate:
         return self._running
 
     def totals(self) -> Totals:
-        """Return what vLLM's stat logger tells; a fake has no prefix cache, no KV blocks and preempts nobody."""
+        """Return what vLLM's stat logger tells, but for its cache; a fake has no KV blocks and preempts nobody."""
         with self._changed:
             return Totals(
                 arrivals=self._arrivals,

@@ -10,7 +10,11 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import TypeAlias, cast
 from urllib.parse import parse_qs, urlsplit
 
+from msgspec import structs
+
 from kite.clock import US_PER_S
+from kite.telemetry import Totals
+from kite.testing.fake.cache import PrefixCache
 from kite.testing.fake.completion import complete, parse
 from kite.testing.fake.gate import Gate, Gone
 from kite.testing.fake.model import Refused, Served
@@ -27,7 +31,12 @@ class Fake:
     """What all connections share."""
 
     served: Served
+    cache: PrefixCache
     gate: Gate = field(default_factory=Gate)
+
+    def totals(self) -> Totals:
+        """Return what vLLM's stat logger tells."""
+        return structs.replace(self.gate.totals(), cache_queries=self.cache.queries, cache_hits=self.cache.hits)
 
 
 class Server(ThreadingHTTPServer):
@@ -173,17 +182,22 @@ def is_paused(handler: Handler, fake: Fake) -> None:
 
 
 def reset_prefix_cache(handler: Handler, fake: Fake) -> None:
-    """There is no cache; refused all the same while a request runs."""
+    """Forget all blocks; refused while a request runs."""
     handler.body()
-    send_json(handler, {"success": fake.gate.running == 0})
+    idle = fake.gate.running == 0
+    if idle:
+        fake.cache.clear()
+    send_json(handler, {"success": idle})
 
 
 def metrics(handler: Handler, fake: Fake) -> None:
     """Write some of vLLM's metrics. Like vLLM's, the gauges do not count the requests that a pause holds."""
-    totals = fake.gate.totals()
+    totals = fake.totals()
     found = {
         "vllm:num_requests_running": totals.running,
         "vllm:num_requests_waiting": totals.waiting,
+        "vllm:prefix_cache_queries_total": totals.cache_queries,
+        "vllm:prefix_cache_hits_total": totals.cache_hits,
         "vllm:e2e_request_latency_seconds_count": totals.finished,
         "vllm:e2e_request_latency_seconds_sum": (totals.latency_sum_us or 0) / US_PER_S,
     }
@@ -198,6 +212,8 @@ def completions(handler: Handler, fake: Fake) -> None:
     with request_span(dict(handler.headers)):
         request = parse(body, fake.served)
         with fake.gate.inside(handler.gone):
+            for prompt in request.prompts:
+                fake.cache.look_up(request.model, prompt)
             answer = complete(request, fake.served)
     send_json(handler, answer)
 
