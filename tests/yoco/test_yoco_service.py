@@ -9,6 +9,7 @@ import sys
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import Literal, TypeVar
 
@@ -32,6 +33,7 @@ from kite_schemas.proof import EffectMissing, EffectProven
 from kite_schemas.upcycle import BlendLoaded, Resident
 from kite_schemas.why import Order, Outcome, Reason, Why
 from kite_schemas.yoco import (
+    ChannelSampled,
     DrainOrdered,
     InstanceChanged,
     InstanceReady,
@@ -261,6 +263,31 @@ async def test_a_node_registers_with_what_it_can_run_on(yoco: Yoco) -> None:
     assert {device.id for device in registered.devices if device.kind == "cpu"} <= {
         f"cpu{core}" for core in os.sched_getaffinity(0)
     }
+
+
+async def test_a_node_says_how_its_channel_does_when_that_has_changed(
+    yoco: Yoco, tiny_base: Path, tmp_path: Path
+) -> None:
+    def last() -> ChannelSampled:
+        return ([ChannelSampled(node=NODE, instances=0), *yoco.desk.facts(ChannelSampled)])[-1]
+
+    (registered,) = yoco.desk.facts(NodeRegistered)
+    idle = ChannelSampled(node=NODE, instances=0, fragmentation_ppm=0)
+    await eventually(lambda: last() == idle)
+    await ready(yoco, start_order(tiny_base))
+    well = ChannelSampled(
+        node=NODE, instances=1, healthy_ppm=1_000_000, prewarm_success_ppm=1_000_000, fragmentation_ppm=0
+    )
+    await eventually(lambda: last() == well)
+    await yoco.desk.carry_out(start_order(tmp_path / "nowhere", "b"))
+    half = ChannelSampled(node=NODE, instances=2, healthy_ppm=500_000, prewarm_success_ppm=500_000, fragmentation_ppm=0)
+    await eventually(lambda: last() == half)
+    await asleep(yoco)
+    cache, weights = tiny_spec("fake", tiny_base).kv_cache_bytes, (tiny_base / "model.safetensors").stat().st_size
+    (capacity,) = {device.memory_bytes for device in registered.devices}
+    await eventually(lambda: last().fragmentation_ppm == cache * 1_000_000 // (capacity - weights))
+    said = yoco.desk.facts(ChannelSampled)
+    assert all(before != after for before, after in pairwise(said)), "nothing is said twice"
 
 
 async def test_a_standby_starts_drains_sleeps_and_wakes_with_its_resident_proven(yoco: Yoco, tiny_base: Path) -> None:

@@ -26,14 +26,19 @@ from kite.launch import command
 from kite.testing.bus import FACTS_BYTES, nats
 from kite.testing.engine import tiny_spec
 from kite.testing.eventually import eventually
+from kite.testing.orders import notify
+from kite_schemas.arbitration import Transport
 from kite_schemas.envelope import decode
 from kite_schemas.telemetry import InstanceWindow, Source, Window
 from kite_schemas.why import Reason, Why
 from kite_schemas.yoco import InstanceChanged, InstanceReady, NodeRegistered, StartOrdered
+from kite_yoco.devices import find_devices
 from kite_yoco.instances import Instance, Instances
 from kite_yoco.lifecycle import Event
 from kite_yoco.service import beside
+from kite_yoco.telemetry.gpu import device_windows
 from kite_yoco.telemetry.listener import Listener
+from kite_yoco.telemetry.memory import Memory
 from kite_yoco.telemetry.outlet import IN_FLIGHT_MAX, Outlet
 from kite_yoco.telemetry.sampler import Sampler
 
@@ -151,7 +156,7 @@ async def node(tmp_path: Path) -> AsyncGenerator[Node]:
             async with asyncio.timeout(ANSWER_S):
                 code = await process.wait()
     assert code == 0
-    assert "sampler_failed" not in log.read_text()
+    assert "watch_failed" not in log.read_text()
 
 
 async def completion(client: httpx.AsyncClient, tokens: int) -> int:
@@ -189,7 +194,9 @@ async def test_an_idle_node_sends_windows_in_step(node: Node) -> None:
     windows = node.heard.windows
     assert [window.seq for window in windows] == list(range(1, len(windows) + 1))
     assert {window.boot for window in windows} == {node.registered.boot}
-    assert {(window.node, window.instances, window.devices) for window in windows} == {(NODE, (), ())}
+    assert {(window.node, window.instances) for window in windows} == {(NODE, ())}
+    empty = {device.id: 0 for device in node.registered.devices if device.kind == "cpu"}
+    await eventually(lambda: windows[-1].devices == device_windows({}, empty))
     assert all(window.sampled_us <= window.emitted_us for window in windows)
     for before, after in pairwise(windows):
         assert abs(after.sampled_us - before.sampled_us - after.interval_us) < 50_000
@@ -200,7 +207,10 @@ async def test_an_idle_node_sends_windows_in_step(node: Node) -> None:
 async def test_a_fake_engine_under_traffic_is_counted_exactly(node: Node, tiny_base: Path) -> None:
     ready = await node.start(tiny_base)
     await eventually(lambda: node.heard.last().source is Source.STAT_LOGGER)
+    await node.heard.still()
+    queried = node.heard.sum("cache_queries")
     await traffic(node, ready.endpoint, tokens=150)
+    assert node.heard.sum("cache_queries") - queried == 3 * len(PROMPT)
 
     def idle() -> bool:
         last = node.heard.last()
@@ -208,7 +218,7 @@ async def test_a_fake_engine_under_traffic_is_counted_exactly(node: Node, tiny_b
 
     await eventually(idle)
     last = node.heard.last()
-    assert (last.cache_queries, last.cache_hits, last.kv_usage_ppm, last.preemptions) == (None,) * 4, "a fake has none"
+    assert (last.kv_usage_ppm, last.preemptions) == (None, None), "a fake has none"
     assert last.age_us is not None
     assert last.age_us <= 250_000
     age_us = last.engine_step_age_us
@@ -220,6 +230,17 @@ async def test_a_fake_engine_under_traffic_is_counted_exactly(node: Node, tiny_b
     await eventually(lambda: node.heard.last().running == 0)
     os.kill(ready.pid, signal.SIGKILL)
     await eventually(lambda: not node.heard.windows[-1].instances)
+
+
+async def test_a_decision_about_the_transport_is_for_one_start_of_yoco_only(node: Node) -> None:
+    await notify(node.bus, Transport.RELIABLE, new_id())
+    await eventually(lambda: "transport_ignored" in node.log.read_text())
+    assert "event=transport_changed" not in node.log.read_text()
+    await notify(node.bus, Transport.RELIABLE, node.registered.boot)
+    await eventually(lambda: "transport=reliable" in node.log.read_text())
+    await node.heard.still(10)
+    windows = node.heard.windows
+    assert [window.seq for window in windows] == list(range(1, len(windows) + 1))
 
 
 @pytest.mark.vllm
@@ -248,7 +269,8 @@ async def sampled(tmp_path: Path, bus: Bus, base: Path) -> AsyncGenerator[tuple[
     instances = Instances(NODE, no_report)
     instance = instances.get("a")
     with Listener() as listener:
-        sampler = Sampler(NODE, new_id(), ORIGIN, instances, listener)
+        memory = Memory(find_devices(), instances)
+        sampler = Sampler(NODE, new_id(), ORIGIN, instances=instances, listener=listener, memory=memory)
         running = asyncio.create_task(sampler.run(Outlet(bus, NODE)))
         try:
             await instance.spawn(tiny_spec("fake", base), tmp_path / "a.log", {})
@@ -302,14 +324,19 @@ async def test_a_bus_that_does_not_keep_up_drops_windows_and_counts_them(tmp_pat
         await outlet.close()
 
 
-async def test_a_sampler_that_fails_is_said_in_the_log_and_orders_go_on() -> None:
+async def test_a_watch_that_fails_is_said_in_the_log_and_orders_go_on() -> None:
     async def failing() -> None:
         raise ZeroDivisionError
 
+    async def going_on() -> None:
+        await asyncio.Event().wait()
+
     with capture_logs() as logs:
-        async with beside(failing):
+        async with beside({"sampler": failing, "channel": going_on}):
             await eventually(lambda: logs)
-    assert [(line["event"], line["log_level"]) for line in logs] == [("sampler_failed", "error")]
+    assert [(line["event"], line["watch"], line["log_level"]) for line in logs] == [
+        ("watch_failed", "sampler", "error")
+    ]
 
 
 async def connected_to_a_bus_that_ends(tmp_path: Path) -> Bus:

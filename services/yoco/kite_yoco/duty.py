@@ -1,12 +1,14 @@
 """One order that is being carried out, with all that its steps need."""
 
-from dataclasses import dataclass
+from collections import deque
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Generic, TypeVar
 
 from kite.orders import Emit
 from kite.probes import Probes
 from kite_schemas.yoco import InstanceOrder
+from kite_yoco.channel import recent
 from kite_yoco.instances import Instance, Instances
 
 OrderT_co = TypeVar("OrderT_co", bound=InstanceOrder, covariant=True)
@@ -15,7 +17,7 @@ OrderT_co = TypeVar("OrderT_co", bound=InstanceOrder, covariant=True)
 @dataclass(frozen=True, slots=True)
 class Place:
     """Where a yoco works: its instances, the folder of their logs, the adapters, the probes of its proofs, the name of
-    the socket that its engines send their readings to.
+    the socket that its engines send their readings to, and how the last starts and wakes went.
     """
 
     instances: Instances
@@ -23,6 +25,7 @@ class Place:
     adapter_root: Path
     probes: Probes
     telemetry: str
+    starts: deque[bool] = field(default_factory=recent)
 
 
 @dataclass(frozen=True, slots=True)

@@ -50,6 +50,7 @@ class Instance:
     noise_micronats: int = 0
     process: EngineProcess | None = None
     client: Engine | None = None
+    device: str = ""
     released_us: int = 0
     _lock: asyncio.Lock = field(default_factory=asyncio.Lock)
 

@@ -1,7 +1,7 @@
 """The composition root of yoco: bus, worker and instances put together, registered, and taken apart again."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Coroutine
+from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
@@ -10,10 +10,13 @@ import structlog
 
 from kite import __version__, probes
 from kite.bus import Bus
+from kite.clock import mono_us
 from kite.errors import Fault, KiteError
 from kite.events import Origin, new_id
 from kite.orders import Worker
-from kite_schemas.yoco import InstanceChanged, NodeRegistered, SleepMode
+from kite_schemas.arbitration import TransportChanged
+from kite_schemas.yoco import ChannelSampled, InstanceChanged, NodeRegistered, SleepMode
+from kite_yoco import channel
 from kite_yoco.devices import find_devices, memory_bytes
 from kite_yoco.duty import Place
 from kite_yoco.instances import Instances
@@ -21,6 +24,7 @@ from kite_yoco.recovery import to_the_end
 from kite_yoco.settings import Settings
 from kite_yoco.table import tasks
 from kite_yoco.telemetry.listener import Listener
+from kite_yoco.telemetry.memory import Memory
 from kite_yoco.telemetry.outlet import Outlet
 from kite_yoco.telemetry.sampler import Sampler
 
@@ -29,6 +33,9 @@ HANDLERS_S = 2.0  # for orders in hand to let go at the end
 FAREWELL_S = 3.0  # for the last facts: the bus may be gone already
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger()
+
+Watch = Callable[[], Coroutine[None, None, None]]
+"""Looks on and tells what it sees, for ever."""
 
 
 class StateUnwritable(KiteError):
@@ -59,7 +66,16 @@ async def serve_on(bus: Bus, listener: Listener, settings: Settings, origin: Ori
     async def report(fact: InstanceChanged) -> None:
         await worker.publish(f"instance/{fact.instance}", fact)
 
+    async def say(sampled: ChannelSampled) -> None:
+        await worker.publish(f"node/{settings.node}", sampled)
+
+    def sample() -> ChannelSampled:
+        states = [instance.state for instance in instances]
+        return channel.sampled(settings.node, states, place.starts, memory.worst(mono_us()))
+
     instances = Instances(settings.node, report)
+    memory = Memory(registered.devices, instances)
+    outlet = Outlet(bus, settings.node)
     place = Place(instances, settings.logs, settings.adapters, probes.default(), listener.name)
     worker = Worker(
         bus=bus,
@@ -68,9 +84,11 @@ async def serve_on(bus: Bus, listener: Listener, settings: Settings, origin: Ori
         node=settings.node,
         journal=settings.journal,
         handlers=tasks(place),
+        notices={TransportChanged: partial(outlet.switch, registered.boot)},
     )
-    sampler = Sampler(settings.node, registered.boot, origin, instances, listener)
-    await work(worker, instances, registered, partial(sampler.run, Outlet(bus, settings.node)))
+    sampler = Sampler(settings.node, registered.boot, origin, instances=instances, listener=listener, memory=memory)
+    watches = {"sampler": partial(sampler.run, outlet), "channel": partial(channel.report, sample, say)}
+    await work(worker, instances, registered, watches)
 
 
 def prepare(logs: Path) -> None:
@@ -81,10 +99,8 @@ def prepare(logs: Path) -> None:
         raise StateUnwritable(logs, error.strerror or str(error)) from error
 
 
-async def work(
-    worker: Worker, instances: Instances, registered: NodeRegistered, sample: Callable[[], Coroutine[None, None, None]]
-) -> None:
-    """Run the worker, register the node, sample it then; whatever ends it, and however often it is told to, no engine
+async def work(worker: Worker, instances: Instances, registered: NodeRegistered, watches: Mapping[str, Watch]) -> None:
+    """Run the worker, register the node, watch it then; whatever ends it, and however often it is told to, no engine
     is left.
     """
     running = asyncio.create_task(worker.run())
@@ -93,7 +109,7 @@ async def work(
         if not running.done():
             await worker.publish(f"node/{registered.node}", registered)
             log.info("node_registered", node=registered.node)
-        async with beside(sample):
+        async with beside(watches):
             await asyncio.wait({running})
         running.result()
     finally:
@@ -101,21 +117,24 @@ async def work(
 
 
 @asynccontextmanager
-async def beside(doing: Callable[[], Coroutine[None, None, None]]) -> AsyncGenerator[None]:
-    """Run something beside the orders, which go on without it when it fails; that it did is said in the log."""
-    task = asyncio.create_task(doing())
-    task.add_done_callback(lament)
+async def beside(watches: Mapping[str, Watch]) -> AsyncGenerator[None]:
+    """Run what only looks on beside the orders, which go on without it when it fails; the log says that it did."""
+    running = [asyncio.create_task(watch(), name=name) for name, watch in watches.items()]
+    for task in running:
+        task.add_done_callback(lament)
     try:
         yield
     finally:
-        task.cancel()
-        await asyncio.wait({task})
+        for task in running:
+            task.cancel()
+        await asyncio.wait(running)
 
 
 def lament(task: "asyncio.Task[None]") -> None:
-    """Log how a task failed, if it did."""
+    """Log how a watch failed, if it did."""
     if not task.cancelled() and (error := task.exception()) is not None:
-        log.error("sampler_failed", exc_info=error, hint="orders go on; the node sends no windows until yoco restarts")
+        hint = "orders go on; the node says nothing of the kind until yoco restarts"
+        log.error("watch_failed", watch=task.get_name(), exc_info=error, hint=hint)
 
 
 def registration(node: str) -> NodeRegistered:

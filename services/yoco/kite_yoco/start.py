@@ -60,6 +60,7 @@ async def spawned(duty: Duty[StartOrdered], began_us: int) -> InstanceReady:
     instance, order = duty.instance, duty.order
     stage("spawn")
     check_base(order.spec)
+    instance.device = order.device
     telling = variables(duty.place.telemetry, instance.id)
     await instance.spawn(order.spec, duty.log_file, {**core.pinned(order.device), **telling})
     duty.place.instances.watch(instance)

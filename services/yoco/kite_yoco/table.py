@@ -33,10 +33,10 @@ OrderT = TypeVar("OrderT", bound=InstanceOrder)
 def tasks(place: Place) -> Tasks:
     """Return the table of a yoco."""
     return {
-        StartOrdered: task(place, start),
+        StartOrdered: task(place, counted(start)),
         DrainOrdered: task(place, drain),
         SleepOrdered: task(place, sleep),
-        WakeOrdered: task(place, wake),
+        WakeOrdered: task(place, counted(wake)),
         StopOrdered: task(place, stop),
     }
 
@@ -56,6 +56,23 @@ def task(place: Place, body: Callable[[Duty[OrderT]], Awaitable[Outcome]]) -> Ta
         )
 
     return Task(handler, failed)
+
+
+def counted(body: Callable[[Duty[OrderT]], Awaitable[Outcome]]) -> Callable[[Duty[OrderT]], Awaitable[Outcome]]:
+    """Return the same start or wake, with a record of how it went; one that cannot begin did not go."""
+
+    async def counting(duty: Duty[OrderT]) -> Outcome:
+        try:
+            outcome = await body(duty)
+        except WrongState:
+            raise
+        except (KiteError, asyncio.CancelledError):
+            duty.place.starts.append(False)
+            raise
+        duty.place.starts.append(True)
+        return outcome
+
+    return counting
 
 
 async def carried(place: Place, instance: Instance, doing: Awaitable[Outcome]) -> Outcome:

@@ -2,7 +2,7 @@
 
 from kite.orders.errors import JournalHeld, JournalTooNew, JournalUnwritable, NotAJournal
 from kite.orders.journal import Entry, Journal, State
-from kite.orders.task import Emit, Failed, Handler, Received, Task, Tasks, stage
+from kite.orders.task import Emit, Failed, Handler, Notices, Received, Task, Tasks, stage
 from kite.orders.verdict import ATTEMPTS_MAX, GRACE_US, Step, Verdict, decide
 from kite.orders.worker import ACK_WAIT_S, RENEW_S, Worker
 
@@ -20,6 +20,7 @@ __all__ = [
     "JournalTooNew",
     "JournalUnwritable",
     "NotAJournal",
+    "Notices",
     "Received",
     "State",
     "Step",

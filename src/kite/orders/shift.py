@@ -2,14 +2,14 @@
 
 import asyncio
 import itertools
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from typing import cast
 
 import structlog
 
 from kite import clock, tracing
-from kite.bus import Work
+from kite.bus import Message, Work
 from kite.clock import US_PER_S
 from kite.errors import KiteError
 from kite.events import Composed
@@ -17,12 +17,12 @@ from kite.orders.flight import Flight, NoOrder, read
 from kite.orders.journal import Entry, Journal
 from kite.orders.lanes import Lanes
 from kite.orders.report import LAST_STEP, Reporter
-from kite.orders.task import FIRST_STAGE, Emit, Received, Task, Tasks, current_stage, stage
+from kite.orders.task import FIRST_STAGE, Emit, Notices, Received, Task, Tasks, current_stage, stage
 from kite.orders.verdict import EXPIRED, TIMEOUT, Step, decide
 from kite_schemas.arbitration import OrderExpired
 from kite_schemas.envelope import EVENT_MAX_BYTES, Event, MalformedEvent, decode
 from kite_schemas.model import TEXT_MAX_CHARS
-from kite_schemas.why import Order, Outcome
+from kite_schemas.why import Decision, Order, Outcome
 
 TOO_LARGE = "outcome_too_large"
 
@@ -33,11 +33,20 @@ class Shift:
     """Takes deliveries and drives lanes, as tasks of `group`. `template` is the subject that spans are named after."""
 
     def __init__(
-        self, journal: Journal, reporter: Reporter, tasks: Tasks, group: asyncio.TaskGroup, *, template: str
+        self,
+        journal: Journal,
+        reporter: Reporter,
+        tasks: Tasks,
+        group: asyncio.TaskGroup,
+        *,
+        notices: Notices,
+        template: str,
     ) -> None:
         self._journal = journal
         self._reporter = reporter
         self._tasks = tasks
+        self._notices = notices
+        self._noticed: dict[str, int] = {}  # by the bus's clock: sequence numbers begin anew with a stream
         self._group = group
         self._template = template
         self._lanes = Lanes[Flight]()
@@ -70,12 +79,24 @@ class Shift:
             event = decode(message.payload)
             if isinstance(event.data, OrderExpired):
                 self._expire(event.data)
-                return False
-            self._accept(event, work)
+            elif isinstance(event.data, Decision) and type(event.data) in self._notices:
+                self._notify(event.data, message)
+            else:
+                self._accept(event, work)
+                return True
         except (MalformedEvent, NoOrder) as error:
             log.warning("order_unknown", subject=message.subject, seq=message.seq, reason=str(error))
-            return False
-        return True
+        return False
+
+    def _notify(self, notice: Decision, message: Message) -> None:
+        """Pass a notice on, unless a newer one on its subject has been: then it says what no longer holds."""
+        if message.published_us < self._noticed.get(message.subject, 0):
+            log.info("notice_overtaken", subject=message.subject, seq=message.seq)
+            return
+        self._noticed[message.subject] = message.published_us
+        hear = cast("Callable[[Decision], None]", self._notices[type(notice)])
+        log.info("notice_heard", type=notice.TYPE, subject=message.subject, seq=message.seq)
+        hear(notice)
 
     def _accept(self, event: Event, work: Work) -> None:
         """Queue an order; one that is in hand already only takes over the newer delivery. Raises NoOrder."""

@@ -1,4 +1,4 @@
-"""What a service gives the worker: for each type of order, how it is carried out and how its failure is told."""
+"""What a service gives the worker: how each type of order is carried out, how its failure is told, who hears what."""
 
 from collections.abc import Awaitable, Callable, Mapping
 from contextvars import ContextVar
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Generic, Never, TypeAlias, TypeVar
 
 from kite_schemas.envelope import Header
-from kite_schemas.why import Order, Outcome
+from kite_schemas.why import Decision, Order, Outcome
 
 O_co = TypeVar("O_co", bound=Order, covariant=True)
 O_contra = TypeVar("O_contra", bound=Order, contravariant=True)
@@ -54,6 +54,13 @@ class Task(Generic[O_contra]):
 
 Tasks: TypeAlias = Mapping[type[Order], Task[Never]]
 """The table of a service: each task takes exactly the orders of its key."""
+
+Notices: TypeAlias = Mapping[type[Decision], Callable[[Never], None]]
+"""Decisions that a worker only has to know about: who is called with each type. They have no outcome.
+
+Called at each delivery, which is acknowledged then: so a call must do no more the second time, and must not raise. A
+notice that is delivered again behind a newer one on its subject no longer holds and is passed over.
+"""
 
 _stage: ContextVar[str] = ContextVar("kite_order_stage", default=FIRST_STAGE)
 

@@ -10,19 +10,21 @@ from kite.events import Origin
 from kite.orders.journal import Journal
 from kite.orders.report import Reporter, SubjectOf
 from kite.orders.shift import Shift
-from kite.orders.task import Tasks
+from kite.orders.task import Notices, Tasks
 from kite_schemas.why import Fact
 
 ACK_WAIT_S = 30.0
 RENEW_S = 10.0  # how often an order in hand asks for another ACK_WAIT_S
 ACK_PENDING_MSGS = 256  # orders in hand at most; the bus holds back the rest
+NO_NOTICES: Notices = {}
 
 
 class Worker:
     """Carries out the orders for `service` on `node`: each once, those of one target in sequence.
 
-    `journal` is the path of the worker's SQLite file. `subject_of` names what an outcome is about; by default what its
-    order is about. `ack_wait_s` and `renew_s` are the constants of this module but in tests.
+    `notices` are the decisions that it only passes on. `journal` is the path of the worker's SQLite file. `subject_of`
+    names what an outcome is about; by default what its order is about. `ack_wait_s` and `renew_s` are the constants of
+    this module but in tests.
     """
 
     def __init__(
@@ -34,6 +36,7 @@ class Worker:
         node: str,
         journal: Path,
         handlers: Tasks,
+        notices: Notices = NO_NOTICES,
         subject_of: SubjectOf | None = None,
         ack_wait_s: float = ACK_WAIT_S,
         renew_s: float = RENEW_S,
@@ -43,6 +46,7 @@ class Worker:
         self._node = node
         self._journal = journal
         self._handlers = handlers
+        self._notices = notices
         self._reporter = Reporter(bus, origin, subject_of)
         self._ack_wait_s = ack_wait_s
         self._renew_s = renew_s
@@ -60,8 +64,9 @@ class Worker:
         with Journal.open(self._journal) as journal:
             try:
                 async with asyncio.TaskGroup() as group:
+                    template = filters[0].removesuffix(".>")
                     shift = Shift(
-                        journal, self._reporter, self._handlers, group, template=filters[0].removesuffix(".>")
+                        journal, self._reporter, self._handlers, group, notices=self._notices, template=template
                     )
                     shift.resume()
                     group.create_task(shift.renew(self._renew_s))

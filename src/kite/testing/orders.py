@@ -1,10 +1,10 @@
-"""Orders for tests of workers: published as the arbitrator's relay does, and the facts that come of them."""
+"""Orders and notices for tests of workers, published as the arbitrator's relay does, and what comes of them."""
 
 from dataclasses import dataclass
 
 from kite.bus import EVT, Bus, dec_subject
 from kite.events import Composed, Origin, compose, new_id
-from kite_schemas.arbitration import OrderExpired
+from kite_schemas.arbitration import OrderExpired, Transport, TransportChanged
 from kite_schemas.envelope import Event, decode
 from kite_schemas.why import Decision, Order, Reason, Why
 from kite_schemas.yoco import StopOrdered
@@ -36,11 +36,14 @@ def ordered(order: Decision, subject: str, *, traceparent: str | None = None) ->
 
 async def relay(bus: Bus, service: str, event: Composed, *, msg_id: str | None = None) -> None:
     """Publish a decision on its subject. Another `msg_id` than the event's makes the bus deliver it once more."""
-    data = decode(event.raw).data
-    if not isinstance(data, Order | OrderExpired):
-        raise TypeError(f"{event.header.type} goes to no worker")
-    kind = event.header.type.split(".")[2]
-    subject = dec_subject(service, data.node, kind, data.target)
+    match decode(event.raw).data:
+        case Order(node=node, target=target) | OrderExpired(node=node, target=target):
+            pass
+        case TransportChanged(node=node):
+            target = f"node/{node}"
+        case _:
+            raise TypeError(f"{event.header.type} goes to no worker")
+    subject = dec_subject(service, node, event.header.type.split(".")[2], target)
     headers = {"traceparent": event.header.traceparent} if event.header.traceparent else None
     await bus.publish(subject, event.raw, msg_id or event.header.id, headers)
 
@@ -61,6 +64,14 @@ async def expire(bus: Bus, service: str, event: Composed) -> None:
         order=event.header.id, service=service, kind=kind, target=order.target, node=order.node, why=ASKED
     )
     await relay(bus, service, ordered(data, f"order/{event.header.id}"))
+
+
+async def notify(bus: Bus, transport: Transport, boot: str, *, node: str = "n1") -> Composed:
+    """Tell a yoco how its windows travel from here, and return the notice."""
+    changed = TransportChanged(node=node, boot=boot, transport=transport, why=ASKED)
+    event = ordered(changed, f"node/{node}")
+    await relay(bus, "yoco", event)
+    return event
 
 
 async def facts(bus: Bus) -> list[Said]:

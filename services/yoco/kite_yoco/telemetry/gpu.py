@@ -13,7 +13,8 @@ from typing import Protocol, cast
 import structlog
 
 from kite_schemas.model import PPM
-from kite_schemas.telemetry import DeviceWindow
+from kite_schemas.telemetry import DeviceWindow, FragmentationSource
+from kite_schemas.yoco import DEVICES_MAX
 
 PERCENT = 100
 
@@ -145,6 +146,14 @@ def ppm(percent: float) -> int | None:
     return min(PPM, max(0, round(percent * PPM / PERCENT))) if math.isfinite(percent) else None
 
 
-def device_windows(bandwidths: Mapping[str, int]) -> tuple[DeviceWindow, ...]:
-    """Return the devices of which something is known."""
-    return tuple(DeviceWindow(id=name, bandwidth_ppm=value) for name, value in sorted(bandwidths.items()))
+def device_windows(bandwidths: Mapping[str, int], estimates: Mapping[str, int]) -> tuple[DeviceWindow, ...]:
+    """Return the devices of which something is known: bandwidths and estimated fragmentation, in ppm by id."""
+    return tuple(
+        DeviceWindow(
+            id=name,
+            bandwidth_ppm=bandwidths.get(name),
+            fragmentation_ppm=estimates.get(name),
+            fragmentation_source=FragmentationSource.ESTIMATE if name in estimates else None,
+        )
+        for name in sorted({*bandwidths, *estimates})[:DEVICES_MAX]
+    )

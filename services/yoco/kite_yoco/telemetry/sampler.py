@@ -15,6 +15,7 @@ from kite_yoco.instances import Instance, Instances
 from kite_yoco.telemetry.fold import SCRAPE_US, Track, hear, silent, take
 from kite_yoco.telemetry.gpu import Gpus, device_windows
 from kite_yoco.telemetry.listener import Listener
+from kite_yoco.telemetry.memory import Memory
 from kite_yoco.telemetry.outlet import Outlet
 from kite_yoco.telemetry.page import read_page
 
@@ -60,12 +61,15 @@ class Board:
 class Sampler:
     """Samples one node, and puts its windows into an outlet."""
 
-    def __init__(self, node: str, boot: str, origin: Origin, instances: Instances, listener: Listener) -> None:
+    def __init__(
+        self, node: str, boot: str, origin: Origin, *, instances: Instances, listener: Listener, memory: Memory
+    ) -> None:
         self.board = Board(instances)
         self._node = node
         self._boot = boot
         self._origin = origin
         self._listener = listener
+        self._memory = memory
         self._seq = count(1)
         self._closed_us = mono_us()
         self._gpus = Gpus()
@@ -82,6 +86,7 @@ class Sampler:
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(self._beat(outlet))
                 tasks.create_task(self._read_pages())
+                tasks.create_task(self._memory.run())
                 if self._gpus.present:
                     tasks.create_task(self._read_gpus())
         finally:
@@ -108,7 +113,10 @@ class Sampler:
             sampled_us=sampled_us,
             emitted_us=wall_us(),
             instances=tuple(window for window, _ in told),
-            devices=device_windows(self._bandwidths if now_us - self._bandwidths_us <= GPU_FRESH_US else {}),
+            devices=device_windows(
+                self._bandwidths if now_us - self._bandwidths_us <= GPU_FRESH_US else {},
+                self._memory.fragmentation(now_us),
+            ),
         )
 
     async def _beat(self, outlet: Outlet) -> None:
