@@ -1,7 +1,7 @@
 """What to do for an order, from what is found: pure functions, no I/O."""
 
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -44,6 +44,15 @@ class Loading:
 def plan_load(resident: Resident, listed: Collection[str]) -> Loading:
     """Plan from the names that the engine lists: a version that is there already is only proven."""
     return Loading(load=resident.version not in listed, effect_print=resident.effect_print)
+
+
+def former(resident: Resident, listed: Sequence[str]) -> str | None:
+    """Return the version of the same blend that an engine loaded last, None when it has no other one.
+
+    Engines list names in the order in which they were loaded.
+    """
+    others = [name for name in listed if name != resident.version and name.rpartition("@")[0] == resident.blend]
+    return others[-1] if others else None
 
 
 def stored_digest(resident: Resident) -> str | None:

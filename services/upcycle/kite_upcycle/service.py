@@ -4,13 +4,10 @@ Nothing here decides: a version that has no effect stays loaded until the arbitr
 """
 
 import asyncio
-from collections import Counter
-from collections.abc import AsyncGenerator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from types import TracebackType
-from typing import ClassVar, Self, TypeVar
+from typing import ClassVar, TypeVar
 
 import structlog
 
@@ -30,6 +27,8 @@ from kite_schemas.upcycle import (
     BlendFailed,
     BlendLoaded,
     BlendStored,
+    ChannelSampled,
+    DecaySet,
     EffectPrint,
     InjectionAdmitted,
     LoadFailed,
@@ -41,16 +40,18 @@ from kite_schemas.upcycle import (
     VerificationOrdered,
 )
 from kite_schemas.why import Order
-from kite_upcycle import core
+from kite_upcycle import channel, core
 from kite_upcycle.base import Base, UnreadableBase
 from kite_upcycle.blend import concatenate
+from kite_upcycle.channel import Channel
+from kite_upcycle.engines import Engines
 from kite_upcycle.settings import Settings
+from kite_upcycle.shifts import Shifts
 from kite_upcycle.store import Manifest, Store, Version
 from kite_upcycle.verify import Report, verify
 
 SERVICE = "upcycle"
 BASES_MAX = 8  # bases of a node whose layout is kept
-ENGINES_MAX = 64  # clients of a node's endpoints that are kept open
 
 Result = TypeVar("Result")
 
@@ -143,47 +144,14 @@ class Bases:
         return self._known[key]
 
 
-class Engines:
-    """One client an endpoint, open from one order to the next; beyond ENGINES_MAX the idle ones are closed."""
-
-    def __init__(self) -> None:
-        self._open: dict[str, Engine] = {}  # the one lent last at the end
-        self._lent: Counter[str] = Counter()
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self._close(list(self._open))
-
-    @asynccontextmanager
-    async def lend(self, endpoint: str) -> AsyncGenerator[Engine]:
-        """Give the client of an endpoint."""
-        engine = self._open.pop(endpoint, None) or Engine(endpoint)
-        self._open[endpoint] = engine
-        self._lent[endpoint] += 1
-        try:
-            yield engine
-        finally:
-            self._lent[endpoint] -= 1
-            idle = [name for name in self._open if not self._lent[name]]
-            await self._close(idle[: max(0, len(self._open) - ENGINES_MAX)])
-
-    async def _close(self, endpoints: list[str]) -> None:
-        for endpoint in endpoints:
-            del self._lent[endpoint]
-            await self._open.pop(endpoint).close()
-
-
 class Upcycle:
-    """The handlers of one node's orders; `root` is the adapter root."""
+    """The handlers of one node's orders; the report of its channel learns from the loads."""
 
-    def __init__(self, root: Path, store: Path, engines: Engines, probe_set: Probes) -> None:
-        self._root = root
-        self._store = store
+    def __init__(self, settings: Settings, engines: Engines, probe_set: Probes, watched: Channel) -> None:
+        self._root = settings.adapters
+        self._store = settings.store
         self._engines = engines
+        self._channel = watched
         self._probes = probe_set
         self._bases = Bases()
         self._turn = asyncio.Lock()
@@ -228,15 +196,19 @@ class Upcycle:
         order = received.data
         version = order.resident.version
         async with self._engines.lend(order.endpoint) as engine:
+            self._channel.taken(order)
             began_us = clock.mono_us()
             stage("list")
-            plan = core.plan_load(order.resident, await engine.models())
+            listed = await engine.models()
+            plan = core.plan_load(order.resident, listed)
             if plan.load:
-                await self._give(engine, order.resident)
+                await self._give(engine, order)
             took_us = clock.mono_us() - began_us
             await emit(BlendLoaded(instance=order.instance, version=version, duration_us=took_us))
             stage("prove")
             found = await self._prove(engine, order, plan.effect_print)
+        if plan.load and isinstance(found, Proven):
+            self._channel.proven(received, listed)
         return proof.outcome(found, order.instance, version)
 
     async def roll_back(self, received: Received[RollbackOrdered], emit: Emit) -> RolledBack:
@@ -272,19 +244,22 @@ class Upcycle:
         except OSError as error:
             raise StoreUnusable(self._store, str(error)) from error
 
-    async def _give(self, engine: Engine, resident: Resident) -> None:
+    async def _give(self, engine: Engine, order: LoadOrdered) -> None:
         """Check the stored version, load it, and look whether the engine has it."""
         stage("check")
+        resident = order.resident
         digest = core.stored_digest(resident)
         if digest is None:
             raise NotAVersion(resident)
         checked = await self._in_turn(partial(self._with_store, lambda store: store.check(digest)))
         stage("load")
+        began_us = clock.wall_us()
         try:
             await engine.load(resident.version, str(checked.path))
         except EngineRefused as error:
             if error.reason is not Refusal.ALREADY_LOADED:
                 raise
+        self._channel.loaded(order, began_us, clock.wall_us())
         stage("list")
         if resident.version not in await engine.models():
             raise NotListed(resident.version)
@@ -377,7 +352,8 @@ async def serve(settings: Settings) -> None:
     origin = Origin(source=f"kite/{SERVICE}/{settings.node}", producer=f"{SERVICE}@{__version__}")
     name = f"{SERVICE}-{settings.node}"
     async with await Bus.connect(settings.nats_url, name) as bus, Engines() as engines:
-        upcycle = Upcycle(settings.adapters, settings.store, engines, probes.default())
+        watched = Channel(settings.node, Shifts(engines, probes.default().prompts))
+        upcycle = Upcycle(settings, engines, probes.default(), watched)
         await upcycle.warm()
         worker = Worker(
             bus=bus,
@@ -386,8 +362,23 @@ async def serve(settings: Settings) -> None:
             node=settings.node,
             journal=settings.journal,
             handlers=upcycle.tasks(),
+            notices={DecaySet: watched.hear_decay},
         )
         log.info(
             "upcycle_ready", node=settings.node, adapter_root=str(settings.adapters), probes=probes.default().digest
         )
-        await worker.run()
+        async with channel.beside(watches(bus, worker, watched, settings.node)):
+            await worker.run()
+
+
+def watches(bus: Bus, worker: Worker, watched: Channel, node: str) -> dict[str, channel.Watch]:
+    """Return what looks on beside the orders."""
+
+    async def say(sampled: ChannelSampled) -> None:
+        await worker.publish(f"node/{node}", sampled)
+
+    return {
+        "windows": partial(channel.follow, bus, node, watched.hear),
+        "shifts": watched.shifts.run,
+        "channel": partial(channel.tell, watched.sample, say),
+    }
