@@ -21,7 +21,7 @@ def guard() -> None:
 @app.command()
 def compare(
     first: Annotated[str, typer.Argument(metavar="A", help="An instance.")],
-    second: Annotated[str, typer.Argument(metavar="B", help="Another of the same base and node.")],
+    second: Annotated[str, typer.Argument(metavar="B", help="Another of the same base.")],
     *,
     blend: Annotated[str | None, typer.Option("--blend", metavar="NAME", help="This blend (else any).")] = None,
     reason: Reason = "",
@@ -73,4 +73,14 @@ def _record(outcome: "Comparison") -> dict[str, object]:
     }
 
 
-MEASURES = ("first", "second", "model", "kl_micronats", "p99_micronats", "covered_ppm", "positions", "duration_us")
+MEASURES = (
+    "first",
+    "second",
+    "model",
+    "kl_micronats",
+    "p99_micronats",
+    "covered_ppm",
+    "positions",
+    "duration_us",
+    "probes",
+)

@@ -2,13 +2,14 @@
 
 import pytest
 
+from kite import probes
 from kite.engine import EngineAnswer, EngineError, EngineLate, EngineRefused, EngineUnreachable, Refusal
 from kite.events import new_id
 from kite.proof import Comparison
 from kite.testing.orders import ASKED
 from kite_guard import core
 from kite_guard.service import measure_s
-from kite_schemas.guard import Compared, ComparisonFailed, ComparisonOrdered, Side
+from kite_schemas.guard import Compared, ComparisonFailed, ComparisonOrdered, Logprobs, MeasurementOrdered, Side
 from kite_schemas.model import TEXT_MAX_CHARS
 
 ORDER = ComparisonOrdered(
@@ -21,15 +22,27 @@ ORDER = ComparisonOrdered(
     model="tiny",
     why=ASKED,
 )
+MEASUREMENT = MeasurementOrdered(
+    node="n1",
+    target="pair/a,b",
+    expires_us=1,
+    ttl_us=1,
+    first="a",
+    second="b",
+    side=Side(instance="b", endpoint="http://127.0.0.1:2"),
+    model="tiny",
+    why=ASKED,
+)
+PROBES = "ab" * 32
 WIDE = Comparison(kl_micronats=1_200_000, p99_micronats=2_000_000, covered_ppm=800_000, positions=8)
 
 
 def test_a_divergence_is_reported_with_what_it_rests_on() -> None:
-    fact = core.verdict(ORDER, WIDE, 42)
+    fact = core.verdict(ORDER, WIDE, PROBES, 42)
     assert isinstance(fact, Compared)
     assert (fact.first, fact.second, fact.model, fact.request) == ("a", "b", "tiny", ORDER.request)
     assert (fact.kl_micronats, fact.p99_micronats) == (1_200_000, 2_000_000)
-    assert (fact.covered_ppm, fact.positions, fact.duration_us) == (800_000, 8, 42)
+    assert (fact.covered_ppm, fact.positions, fact.duration_us, fact.probes) == (800_000, 8, 42, PROBES)
 
 
 @pytest.mark.parametrize(
@@ -40,7 +53,7 @@ def test_a_divergence_is_reported_with_what_it_rests_on() -> None:
     ],
 )
 def test_what_says_too_little_is_not_agreement(found: Comparison, code: str) -> None:
-    fact = core.verdict(ORDER, found, 42)
+    fact = core.verdict(ORDER, found, PROBES, 42)
     assert isinstance(fact, ComparisonFailed)
     assert (fact.code, fact.first, fact.second) == (code, "a", "b")
 
@@ -67,3 +80,20 @@ def test_the_answer_leaves_before_the_order_expires() -> None:
     """A deadline is 1 s after the time of the order."""
     assert measure_s(deadline_us=31_000_000, now_us=0) == pytest.approx(27)
     assert measure_s(deadline_us=31_000_000, now_us=31_000_000) == 0
+
+
+def test_a_measurement_that_failed_names_both_sides() -> None:
+    fact = core.failure(MEASUREMENT, core.LATE, "")
+    assert (fact.first, fact.second, fact.code) == ("a", "b", "timeout")
+
+
+def test_what_the_other_side_was_asked_has_to_fit_the_probes() -> None:
+    shipped, one = probes.default(), Logprobs(tokens=(1,), logprobs_micronats=(0,))
+    count = len(shipped.prompts)
+    core.check(ORDER, shipped)
+    core.check(MEASUREMENT, shipped)
+    core.check(ORDER.model_copy(update={"measured": (one,) * count}), shipped)
+    with pytest.raises(core.ProbesDiffer, match="16 probes, the set has 17"):
+        core.check(ORDER.model_copy(update={"measured": (one,) * (count - 1)}), shipped)
+    with pytest.raises(core.ProbesDiffer, match="18 probes"):
+        core.check(MEASUREMENT.model_copy(update={"tokens": ((1,),) * (count + 1)}), shipped)

@@ -5,26 +5,27 @@ import os
 import shutil
 import signal
 import sys
-from collections.abc import AsyncGenerator, Generator
-from contextlib import ExitStack, contextmanager
+from collections.abc import AsyncGenerator, Callable, Generator
+from contextlib import AbstractContextManager
 from pathlib import Path
 
+import psutil
 import pytest
 import pytest_asyncio
 
-from kite import probes
+from kite import probes, proof
 from kite.bus import Bus
 from kite.engine import Engine, EngineProcess, free_port
 from kite.events import new_id
 from kite.testing import bases
-from kite.testing.bus import bus as running_bus
-from kite.testing.engine import BASE_NAME, START_S, Adapters, tiny_spec
+from kite.testing.engine import BASE_NAME, Adapters
 from kite.testing.eventually import eventually
 from kite.testing.orders import ASKED, TTL_US, facts, give
 from kite_guard.service import serve
 from kite_guard.settings import Settings
 from kite_schemas.guard import Compared, ComparisonFailed, ComparisonOrdered, Side
 
+Running = Callable[[Path, Path], AbstractContextManager[EngineProcess]]
 NODE = "n1"
 VERSION = "credit@0123456789ab"
 SHORT_TTL_US = 2_000_000
@@ -32,20 +33,10 @@ DULLER = 0.4
 FACT_S = 30.0
 
 
-@contextmanager
-def fake(base: Path, log: Path) -> Generator[EngineProcess]:
-    """Run a fake with an event loop of its own, so that it outlives the tests' loops."""
-    with asyncio.Runner(loop_factory=asyncio.new_event_loop) as runner:
-        process = runner.run(EngineProcess.start(tiny_spec("fake", base), log=log))
-        try:
-            runner.run(process.wait_healthy(START_S))
-            yield process
-        finally:
-            runner.run(process.stop())
-
-
 @pytest.fixture(scope="module")
-def dull_server(tiny_base: Path, tmp_path_factory: pytest.TempPathFactory) -> Generator[EngineProcess]:
+def dull_server(
+    tiny_base: Path, running: Running, tmp_path_factory: pytest.TempPathFactory
+) -> Generator[EngineProcess]:
     """A fake whose base is so unsure of its next token that 20 tokens cover too little."""
     from safetensors.torch import load
 
@@ -54,36 +45,8 @@ def dull_server(tiny_base: Path, tmp_path_factory: pytest.TempPathFactory) -> Ge
     weights = load((out / "model.safetensors").read_bytes())
     weights["model.norm.weight"] *= DULLER
     bases.write_tensors(out / "model.safetensors", weights)
-    with fake(out, out.parent / "engine.log") as server:
+    with running(out, out.parent / "engine.log") as server:
         yield server
-
-
-@pytest.fixture(scope="module")
-def engines(
-    tiny_base: Path, tmp_path_factory: pytest.TempPathFactory
-) -> Generator[tuple[EngineProcess, EngineProcess]]:
-    """Two instances of the tiny base."""
-    logs = tmp_path_factory.mktemp("logs")
-    with ExitStack() as stack:
-        first, second = (stack.enter_context(fake(tiny_base, logs / f"{name}.log")) for name in "ab")
-        yield first, second
-
-
-@pytest_asyncio.fixture
-async def sides(engines: tuple[EngineProcess, EngineProcess]) -> AsyncGenerator[tuple[Engine, Engine]]:
-    """Clients of both instances, which are empty again afterwards."""
-    async with Engine(engines[0].url) as first, Engine(engines[1].url) as second:
-        yield first, second
-        for engine in (first, second):
-            await engine.resume()
-            for name in (await engine.models())[1:]:
-                await engine.unload(name)
-
-
-@pytest_asyncio.fixture
-async def bus(tmp_path: Path) -> AsyncGenerator[Bus]:
-    async with running_bus(tmp_path) as client:
-        yield client
 
 
 @pytest_asyncio.fixture
@@ -100,7 +63,9 @@ def settings(bus: Bus, tmp_path: Path) -> Settings:
     return Settings(nats_url=bus.url, node=NODE, state_dir=tmp_path, adapter_root=tmp_path)
 
 
-def comparison(first: str, second: str, model: str, ttl_us: int = TTL_US) -> ComparisonOrdered:
+def comparison(
+    first: str, second: str, model: str, ttl_us: int = TTL_US, *, probes: str | None = None
+) -> ComparisonOrdered:
     return ComparisonOrdered(
         node=NODE,
         target="pair/a,b",
@@ -109,6 +74,7 @@ def comparison(first: str, second: str, model: str, ttl_us: int = TTL_US) -> Com
         request=new_id(),
         sides=(Side(instance="a", endpoint=first), Side(instance="b", endpoint=second)),
         model=model,
+        probes=probes,
         why=ASKED,
     )
 
@@ -173,6 +139,45 @@ async def test_what_cannot_be_measured_is_no_agreement(
 
     await second.pause()
     assert await code(first.url, second.url, BASE_NAME, SHORT_TTL_US) == "timeout"
+
+
+@pytest.mark.usefixtures("guard")
+async def test_an_instance_that_goes_while_it_is_read_is_no_agreement(
+    bus: Bus, sides: tuple[Engine, Engine], going: EngineProcess
+) -> None:
+    telling = asyncio.create_task(outcome(bus, comparison(sides[0].url, going.url, BASE_NAME)))
+    await eventually(lambda: asked(going), FACT_S)
+    await going.stop(0)
+    found = await telling
+    assert isinstance(found, ComparisonFailed)
+    assert found.code == "unreachable"
+
+
+def asked(server: EngineProcess) -> bool:
+    """Say whether this process is connected to a server."""
+    port = int(server.url.rpartition(":")[2])
+    return any(one.raddr and one.raddr.port == port for one in psutil.Process().net_connections("tcp4"))
+
+
+@pytest.mark.usefixtures("guard")
+async def test_the_probes_that_an_order_names_are_asked_and_no_others(
+    bus: Bus, sides: tuple[Engine, Engine], tmp_path: Path
+) -> None:
+    own = probes.read("\n".join(probes.default().prompts[4:]).encode(), "set.txt")
+    absent = await outcome(bus, comparison(sides[0].url, sides[1].url, BASE_NAME, probes=own.digest))
+    assert isinstance(absent, ComparisonFailed)
+    assert absent.code == "probes_missing"
+
+    file = tmp_path / proof.keep_probes(tmp_path, own)
+    found = await outcome(bus, comparison(sides[0].url, sides[1].url, BASE_NAME, probes=own.digest))
+    assert isinstance(found, Compared)
+    assert (found.positions, found.probes) == (13, own.digest)
+
+    file.unlink()
+    file.write_bytes(probes.content(probes.default().prompts))
+    altered = await outcome(bus, comparison(sides[0].url, sides[1].url, BASE_NAME, probes=own.digest))
+    assert isinstance(altered, ComparisonFailed)
+    assert altered.code == "probes_altered"
 
 
 async def test_the_process_works_and_ends_when_told(bus: Bus, sides: tuple[Engine, Engine], tmp_path: Path) -> None:

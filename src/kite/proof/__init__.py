@@ -4,9 +4,12 @@ Everything is measured on next-token distributions, read greedily with one-token
 """
 
 from kite.proof.divergence import Comparison, kl_nats, micronats, partition, summary
-from kite.proof.measure import Pair, Reader, noise, read_both, read_pair
+from kite.proof.measure import Pair, Reader, noise, read_against, read_both, read_pair, read_side
 from kite.proof.prints import Position, Print, PrintDamaged, PrintMissing, PrintUnwritable, recall, record
 from kite.proof.prove import Missing, PrintMismatch, Proven, outcome, prove_again, prove_first
+from kite.proof.sets import ProbesAltered, ProbesMissing, ProbesUnwritable
+from kite.proof.sets import keep as keep_probes
+from kite.proof.sets import load as load_probes
 
 __all__ = [
     "Comparison",
@@ -18,17 +21,24 @@ __all__ = [
     "PrintMismatch",
     "PrintMissing",
     "PrintUnwritable",
+    "ProbesAltered",
+    "ProbesMissing",
+    "ProbesUnwritable",
     "Proven",
     "Reader",
+    "keep_probes",
     "kl_nats",
+    "load_probes",
     "micronats",
     "noise",
     "outcome",
     "partition",
     "prove_again",
     "prove_first",
+    "read_against",
     "read_both",
     "read_pair",
+    "read_side",
     "recall",
     "record",
     "summary",

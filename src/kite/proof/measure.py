@@ -11,8 +11,9 @@ from typing import Protocol, TypeAlias, TypeVar
 
 from kite.engine import Distribution
 from kite.proof.divergence import Comparison, kl_nats, micronats, summary
+from kite.proof.micrologs import read, written
+from kite_schemas.guard import TOP_TOKENS, Logprobs
 
-TOP = 20  # tokens; what engines give unless told otherwise
 READS = 3  # of the base, to see how far it is from itself
 
 Pair: TypeAlias = tuple[Distribution, Distribution]
@@ -54,8 +55,8 @@ async def read_both(
     """
     tops = await _both(
         engine_a is not engine_b,
-        engine_a.distributions(model_a, prompts, top=TOP),
-        engine_b.distributions(model_b, prompts, top=TOP),
+        engine_a.distributions(model_a, prompts, top=TOP_TOKENS),
+        engine_b.distributions(model_b, prompts, top=TOP_TOKENS),
     )
     tokens = [sorted(a.logprobs.keys() | b.logprobs.keys()) for a, b in zip(*tops, strict=True)]
     exact = await _both(
@@ -71,9 +72,27 @@ async def read_exact(engine: Reader, model: str, prompts: Sequence[str], tokens:
     return await engine.distributions(model, prompts, top=0, tokens=tokens)
 
 
+async def read_side(engine: Reader, model: str, prompts: Sequence[str], asked: Tokens | None = None) -> list[Logprobs]:
+    """Measure one side alone: its likeliest tokens or, with the `asked` ones of the other side, the union exactly."""
+    tops = await engine.distributions(model, prompts, top=TOP_TOKENS)
+    if asked is None:
+        return [written(top) for top in tops]
+    tokens = [sorted({*top.logprobs, *others}) for top, others in zip(tops, asked, strict=True)]
+    return [written(exact) for exact in await read_exact(engine, model, prompts, tokens)]
+
+
+async def read_against(engine: Reader, model: str, prompts: Sequence[str], measured: Sequence[Logprobs]) -> Comparison:
+    """Measure KL(model ‖ measured) over exactly the tokens of a side that was measured elsewhere.
+
+    Both sides go through the same integers, so that equal engines are at a distance of exactly 0.
+    """
+    own = await read_exact(engine, model, prompts, [side.tokens for side in measured])
+    return summary([(read(written(mine)), read(theirs)) for mine, theirs in zip(own, measured, strict=True)])
+
+
 async def noise(engine: Reader, base: str, prompts: Sequence[str]) -> int:
     """Return the largest KL, in micronats, between any two of three reads of the base at any position."""
-    first = await engine.distributions(base, prompts, top=TOP)
+    first = await engine.distributions(base, prompts, top=TOP_TOKENS)
     tokens = [sorted(found.logprobs) for found in first]
     reads = [first, *[await read_exact(engine, base, prompts, tokens) for _ in range(READS - 1)]]
     return max(

@@ -5,32 +5,23 @@ holds integers and token ids: the order of the probes is that of their set, whos
 """
 
 import json
-import os
-import tempfile
-from collections.abc import Sequence
 from hashlib import sha256
 from pathlib import Path
 from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, ValidationError, model_validator
 
-from kite.durable import sync
 from kite.engine import Distribution
 from kite.errors import Fault, KiteError
 from kite.probes import PROMPTS_MAX
-from kite.proof.divergence import MICRO
-from kite_schemas.model import INT64_MAX, Count, Digest, Micronats, Model, Name, Version
+from kite.proof.files import write
+from kite.proof.micrologs import distribution, micrologs
+from kite_schemas.guard import TOKENS_MAX, Micrologs
+from kite_schemas.model import Count, Digest, Micronats, Model, Name, Version
 from kite_schemas.upcycle import EffectPrint
 
 FOLDER = "store/prints"
 PRINT_MAX_BYTES = 1_000_000  # 64 positions of 128 tokens take 250 kB
-TOKENS_MAX = 128  # of one position: what one read of an engine gives
-FILE_MODE = 0o444  # written once
-
-Micrologs = Annotated[
-    tuple[Annotated[int, Field(strict=True, ge=-INT64_MAX, le=MICRO)], ...],
-    Field(min_length=1, max_length=TOKENS_MAX, description="millionths of a nat, one for each token"),
-]
 
 
 class PrintMissing(KiteError):
@@ -98,20 +89,12 @@ class Print(Model):
 def position(base: Distribution, blend: Distribution) -> Position:
     """Record one position of two distributions over the same tokens."""
     tokens = sorted(base.logprobs)
-    return Position(tokens=tuple(tokens), base=_micrologs(base, tokens), blend=_micrologs(blend, tokens))
+    return Position(tokens=tuple(tokens), base=micrologs(base, tokens), blend=micrologs(blend, tokens))
 
 
 def sides(recorded: Position) -> tuple[Distribution, Distribution]:
     """Return what was recorded of base and blend, exact to half a millionth of a nat."""
-    return _distribution(recorded.tokens, recorded.base), _distribution(recorded.tokens, recorded.blend)
-
-
-def _micrologs(side: Distribution, tokens: Sequence[int]) -> tuple[int, ...]:
-    return tuple(round(side.logprobs[token] * MICRO) for token in tokens)
-
-
-def _distribution(tokens: Sequence[int], micrologs: Sequence[int]) -> Distribution:
-    return Distribution({token: value / MICRO for token, value in zip(tokens, micrologs, strict=True)})
+    return distribution(recorded.tokens, recorded.base), distribution(recorded.tokens, recorded.blend)
 
 
 def record(root: Path, made: Print) -> EffectPrint:
@@ -124,7 +107,7 @@ def record(root: Path, made: Print) -> EffectPrint:
     reference = EffectPrint(path=f"{FOLDER}/{digest}.json", digest=digest, distance_micronats=made.distance_micronats)
     path = root / reference.path
     try:
-        _write(path, content)
+        write(path, content)
     except OSError as error:
         raise PrintUnwritable(path, error.strerror or str(error)) from error
     return reference
@@ -134,19 +117,6 @@ def canonical(made: Print) -> bytes:
     """Return the one way to write a print: sorted keys, no spaces, ASCII, a line end."""
     text = json.dumps(made.model_dump(mode="json"), sort_keys=True, separators=(",", ":"), ensure_ascii=True)
     return f"{text}\n".encode()
-
-
-def _write(path: Path, content: bytes) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=path.parent, prefix=".print.") as scratch:
-        made = Path(scratch) / path.name
-        with made.open("xb") as file:
-            file.write(content)
-            file.flush()
-            os.fchmod(file.fileno(), FILE_MODE)
-            os.fsync(file.fileno())
-        made.replace(path)
-    sync(path.parent)  # the reference is published right after
 
 
 def recall(root: Path, reference: EffectPrint) -> Print:
