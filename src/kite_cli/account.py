@@ -3,7 +3,8 @@
 from collections.abc import Iterator, Sequence
 
 from kite_cli.output import columns, duration, moment, short
-from kite_incident.explain import Event, Explanation
+from kite_incident.explain import Event, Explanation, Input
+from kite_incident.timeline import detail
 from kite_schemas.why import RuleValue
 
 
@@ -13,6 +14,7 @@ def lines(explanation: Explanation) -> Iterator[str]:
     yield f"{short(event.type)} of {event.subject} at position {event.pos}, {moment(event.at_us)}"
     facts = [
         ("  reason", str(why.reason)),
+        *([("  says", said)] if (said := detail(explanation.decision)) else []),
         ("  id", event.id),
         ("  policy", (why.policy or "none")),
         ("  trace", event.trace_id or "none"),
@@ -21,8 +23,8 @@ def lines(explanation: Explanation) -> Iterator[str]:
     yield from _section("rules", ("RULE", "VALUE", "THRESHOLD", "MARGIN", ""), _rules(explanation))
     candidates = [(c.id, "chosen" if c.chosen else "not chosen", str(c.reason)) for c in why.candidates]
     yield from _section("candidates", ("CANDIDATE", "", "REASON"), candidates)
-    inputs = [(*_cells(found), f"{duration(age_us)} old") for found, age_us in explanation.inputs]
-    yield from _section("inputs", ("POS", "EVENT", "SUBJECT", "AGE"), inputs)
+    inputs = [(*_cells(found.event), _age(found), found.said) for found in explanation.inputs]
+    yield from _section("inputs", ("POS", "EVENT", "SUBJECT", "AGE", "SAID"), inputs)
     yield from _section("caused by", ("POS", "EVENT", "SUBJECT"), [_cells(found) for found in explanation.causes])
     followed = [_cells(found) for found in explanation.consequences]
     yield from _section("brought about", ("POS", "EVENT", "SUBJECT"), followed)
@@ -48,6 +50,10 @@ def _mark(rule: RuleValue, decisive: RuleValue | None) -> str:
     return ", ".join(words)
 
 
+def _age(found: Input) -> str:
+    return f"{duration(found.age_us)} {'since sampled' if found.sampled else 'old'}"
+
+
 def _cells(event: Event) -> tuple[str, str, str]:
     return str(event.pos), short(event.type), event.subject
 
@@ -61,7 +67,10 @@ def record(explanation: Explanation) -> dict[str, object]:
         "reason": explanation.decision.why.reason,
         "decisive": decisive.model_dump(mode="json") if decisive else None,
         "causes": [_event(found) for found in explanation.causes],
-        "inputs": [{**_event(found), "age_us": age_us} for found, age_us in explanation.inputs],
+        "inputs": [
+            {**_event(found.event), "age_us": found.age_us, "sampled": found.sampled, "said": found.said}
+            for found in explanation.inputs
+        ],
         "consequences": [_event(found) for found in explanation.consequences],
     }
 

@@ -13,12 +13,32 @@ from kite_cli.share import PPM, whole
 if TYPE_CHECKING:
     from pydantic import JsonValue
 
+SECTIONS: dict[str, str] = {"arbitrator.": "arbitration."}
+"""How the source documents begin names → how the settings begin."""
+
 ALIASES: dict[str, str] = {
     "upcycle.weight_decay": "upcycle.weight_decay_ppm",
+    "yoco.reserve_pool": "yoco.reserve_pressure_ppm",
+    "yoco.reserve_memory": "yoco.reserve_bytes",
+    "arbitrator.concurrency_threshold": "arbitration.concurrency_max",
+    "arbitrator.cache_miss_jump": "arbitration.miss_jump_ppm",
+    "arbitrator.memory_fragmentation": "arbitration.fragmentation_max_ppm",
+    "arbitrator.kv_cache_hit_rate": "arbitration.hit_rate_min_ppm",
+    "arbitrator.latency_sigma": "arbitration.latency_sigma_max_us",
+    "arbitrator.jitter_window": "arbitration.switch_window_us",
+    "arbitrator.injection_rate": "arbitration.injection_rate_max_milli",
+    "arbitrator_sync_timeout": "arbitration.sync_timeout_us",
+    "arbitrator.tcp_sync_timeout": "arbitration.sync_timeout_reliable_us",
+    "arbitrator.udp_loss": "arbitration.loss_max_ppm",
+    "arbitrator.udp_loss_times": "arbitration.loss_windows",
     "arbitrator.semantic_guard_kl_threshold": "guard.kl_max_micronats",
+    "arbitrator.semantic_guard_freeze": "guard.freeze_us",
     "arbitrator.enable_semantic_guard": "guard.enabled",
 }
-"""The source documents' names → the setting. Beside these, every setting may be named without its unit."""
+"""What the source documents call things → the setting. Beside these, every setting may be named without its unit."""
+
+UNSET = "unset"
+"""The value of a setting that has none."""
 
 MEANT_MAX = 3
 """How many settings an unknown name is answered with."""
@@ -46,6 +66,13 @@ UNITS = (
         {"": 10**6, "us": 1, "ms": 10**3, "s": 10**6, "m": 60 * 10**6, "h": 3_600 * 10**6, "d": 86_400 * 10**6},
     ),
     Unit("_micronats", "micronats", "nats, as 0.32", {"": 10**6, "nats": 10**6, "micronats": 1}),
+    Unit("_milli", "thousandths", "a number, as 2.5", {"": 1_000, "milli": 1}),
+    Unit(
+        "_bytes",
+        "bytes",
+        "bytes, or another unit, as 1.8GB, 512MiB",
+        {"": 1, "B": 1, "kB": 10**3, "MB": 10**6, "GB": 10**9, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30},
+    ),
 )
 
 _QUANTITY = re.compile(r"([+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?) ?([A-Za-z%]*)", re.ASCII)
@@ -60,7 +87,7 @@ class Named:
 
     @property
     def is_alias(self) -> bool:
-        """Whether it goes by another name here: then a bare number is in people's unit."""
+        """Whether it goes by another name here: one that has no unit takes a bare number in people's unit."""
         return self.given != self.key
 
 
@@ -85,12 +112,20 @@ def bare(key: str) -> str:
 
 def resolve(keys: Collection[str], given: str) -> Named:
     """Return the setting that a key or another name of it stands for. Raises UsageError with what may be meant."""
-    for key in (given, ALIASES.get(given, ""), *(f"{given}{unit.suffix}" for unit in UNITS)):
+    own = _in_own_section(given)
+    for key in (given, ALIASES.get(given, ""), own, *(f"{own}{unit.suffix}" for unit in UNITS)):
         if key in keys:
             return Named(given, key)
     meant = " or ".join(guess(keys, given))
     known = "`kite config list` shows every setting"
     raise UsageError(f"unknown setting {given!r}", hint=f"did you mean {meant}? {known}" if meant else known)
+
+
+def _in_own_section(given: str) -> str:
+    for theirs, ours in SECTIONS.items():
+        if given.startswith(theirs):
+            return ours + given.removeprefix(theirs)
+    return given
 
 
 def guess(keys: Collection[str], given: str) -> list[str]:
@@ -112,18 +147,22 @@ def guess(keys: Collection[str], given: str) -> list[str]:
 def read(named: Named, text: str) -> "JsonValue":
     """Read a value: JSON; with a unit's word behind it, or under another name than the key, a decimal. Exactly.
 
-    Raises UsageError for what is no such number, or would not be whole in the unit of the key.
+    `unset` and JSON's null are None. Raises UsageError for what is no such number, or would not be whole in
+    the unit of the key.
 
     >>> read(Named("upcycle.weight_decay", "upcycle.weight_decay_ppm"), "0.93")
     930000
     >>> read(Named("expiry.wake_us", "expiry.wake_us"), "90s"), read(Named("expiry.wake_us", "expiry.wake_us"), "90")
     (90000000, 90)
     """
+    if text.strip() in {UNSET, "null"}:
+        return None
     unit = unit_of(named.key)
     found = _QUANTITY.fullmatch(text.strip())
-    if unit and found and (named.is_alias or found[2]):
+    by_people = named.is_alias and unit is not None and not named.given.endswith(unit.suffix)
+    if unit and found and (by_people or found[2]):
         return _convert(named, unit, found[1], found[2])
-    if unit and named.is_alias and text != "null":
+    if unit and by_people:
         raise UsageError(f"{shown(text)} is no number", hint=f"{named.given} takes {unit.people}")
     return _json(text)
 

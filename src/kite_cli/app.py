@@ -2,7 +2,7 @@
 
 import typer
 
-from kite_cli import adapter, config, demo, guard, incident, up, upcycle, yoco
+from kite_cli import adapter, config, demo, gap, guard, incident, probes, routes, up, upcycle, yoco
 
 
 def build() -> typer.Typer:
@@ -18,9 +18,12 @@ def build() -> typer.Typer:
     up.register(app)
     demo.register(app)
     incident.register(app)
+    routes.register(app)
     app.add_typer(upcycle.app, name="upcycle")
     app.add_typer(adapter.app, name="adapter")
     app.add_typer(yoco.app, name="yoco")
     app.add_typer(guard.app, name="guard")
+    app.add_typer(probes.app, name="probes")
     app.add_typer(config.app, name="config")
+    app.add_typer(gap.app, name="gap")
     return app

@@ -91,7 +91,7 @@ def takes(setting: Setting) -> str:
     >>> takes(settings()["upcycle.weight_min_ppm"])
     'a whole number of parts per million from 0 to 1000000'
     """
-    return _values(setting) + (", or null for unset" if setting.optional else "")
+    return _values(setting) + (", or unset" if setting.optional else "")
 
 
 def _values(setting: Setting) -> str:
@@ -136,6 +136,8 @@ def wanted(known: dict[str, Setting], named: Named, text: str) -> Change:
     """Return the change that gives a setting a value as it was written. Raises UsageError, saying what it takes."""
     value = read(named, text)
     setting = known[named.key]
+    if value is None and not setting.optional:
+        raise UsageError(f"{named.key} cannot be unset: it takes {takes(setting)}", hint=_otherwise(named.key))
     if not fits(setting, value):
         most = f", {INT64_MAX} at most" if type(value) is int and value > INT64_MAX == setting.highest else ""
         said = f"{named.key} takes {takes(setting)}{most}, not {_given(text, value)}"

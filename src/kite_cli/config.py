@@ -50,7 +50,7 @@ def get(
         named = _named(flat, key)
         flat = {named.key: flat[named.key]}
     records = [{"key": name, "value": value} for name, value in flat.items()]
-    show(records, ("KEY", "VALUE"), [(name, json.dumps(value)) for name, value in flat.items()], as_json=as_json)
+    show(records, ("KEY", "VALUE"), [(name, _whole(value)) for name, value in flat.items()], as_json=as_json)
     return Exit.OK
 
 
@@ -87,8 +87,9 @@ def change(
 ) -> int:
     """[changes] Change settings; exit 2 for an unknown key or a value it does not take.
 
-    VALUE is JSON in the unit of the key, or has a unit (417ms, 90s, 30%). Under its name without the unit a setting
-    takes decimals: `upcycle.weight_decay 0.93`, `yoco.cold_start_deadline 0.417`.
+    VALUE is JSON in the unit of the key, or has a unit (417ms, 90s, 30%, 2GB). Under its name without the unit a
+    setting takes decimals: `upcycle.weight_decay 0.93`, `yoco.cold_start_deadline 0.417`. `unset` takes the value of a
+    limit away, which switches its rule off.
     """
     from kite_cli import place
     from kite_cli.bounds import amended
@@ -145,7 +146,7 @@ def _named(flat: "dict[str, JsonValue]", name: str, text: str | None = None) -> 
 
     named = aliases.resolve(flat, name)
     if named.is_alias:
-        value = "" if text is None else f": {aliases.shown(text)} is {json.dumps(aliases.read(named, text))}"
+        value = "" if text is None else f": {aliases.shown(text)} is {_whole(aliases.read(named, text))}"
         note(f"{aliases.said(named)}{value}")
     return named
 
@@ -175,7 +176,7 @@ def _tell(found: "Sequence[dict[str, JsonValue]]", *, digest: str | None, as_jso
             say_json({**one, "digest": digest})
             continue
         mood = "would be" if one["dry_run"] else "is now"
-        say(f"{one['key']} {mood} {json.dumps(one['after'])} (was {json.dumps(one['before'])})")
+        say(f"{one['key']} {mood} {_whole(one['after'])} (was {_whole(one['before'])})")
     return Exit.OK
 
 
@@ -198,7 +199,7 @@ def diff(
     if not found:
         note(f"{first} and {second} are equal")
         return Exit.OK
-    rows = [(one.key, _cell(one.before), _cell(one.after)) for one in found]
+    rows = [_ends(one) for one in found]
     show([_record(one) for one in found], ("KEY", "FROM", "TO"), rows, as_json=as_json)
     return Exit.DIVERGED
 
@@ -219,16 +220,23 @@ def _lines(decided: "Decided") -> list[tuple[str, ...]]:
     """Return a row for each setting that changed; what they have in common stands in the first one."""
     outcome = f"set {decided.digest[:DIGEST_CHARS]}" if decided.policy else f"rejected: {decided.detail}"
     head = (moment(decided.at_us), str(decided.pos), decided.actor, outcome)
-    first, *rest = _cells(decided.changes)
+    first, *rest = _cells(decided)
     return [(*head, *first, decided.reason), *((*("",) * len(head), *cells, "") for cells in rest)]
 
 
-def _cells(changes: "Sequence[Difference]") -> list[tuple[str, str, str]]:
+def _cells(decided: "Decided") -> list[tuple[str, str, str]]:
+    changes = decided.changes
     if not changes:
         return [("nothing", "", "")]
-    if len(changes) > 1 and all(one.before is None for one in changes):
+    if decided.first and len(changes) > 1:
         return [(f"all {count(len(changes), 'setting')}", "", "")]
-    return [(one.key, _cell(one.before), _cell(one.after)) for one in changes]
+    return [_ends(one) for one in changes]
+
+
+def _ends(one: "Difference") -> tuple[str, str, str]:
+    """Return key, before and after; a place inside a list or an object (`[`) that is not there is empty, not unset."""
+    before, after = ("" if value is None and "[" in one.key else _cell(value) for value in (one.before, one.after))
+    return one.key, before, after
 
 
 def _account(decided: "Decided") -> dict[str, object]:
@@ -254,10 +262,21 @@ def _cell(value: "JsonValue") -> str:
     """Return a value for a table.
 
     >>> _cell(930_000), _cell(None), len(_cell("x" * 1_000))
-    ('930000', '', 60)
+    ('930000', 'unset', 60)
     """
-    text = "" if value is None else json.dumps(value)
+    text = _whole(value)
     return text if len(text) <= CELL_MAX_CHARS else f"{text[: CELL_MAX_CHARS - 1]}…"
+
+
+def _whole(value: "JsonValue") -> str:
+    """Return a value for people, however long.
+
+    >>> _whole(None), _whole([1])
+    ('unset', '[1]')
+    """
+    from kite_cli.aliases import UNSET
+
+    return UNSET if value is None else json.dumps(value)
 
 
 def _history(fleet: "Place") -> "list[Decided]":

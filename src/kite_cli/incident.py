@@ -11,14 +11,17 @@ import typer
 from kite.errors import UsageError
 from kite_cli.exits import Exit
 from kite_cli.flags import AsJson, Dir
-from kite_cli.output import Progress, count, duration, fail, moment, say, say_json, short, show, table
+from kite_cli.output import Progress, duration, fail, moment, say, say_json, short, show, table
+from kite_cli.status import status
 
 if TYPE_CHECKING:
     from kite.ledger import Reader
     from kite_incident.replay import Verdict
     from kite_incident.timeline import Entry, Step
 
-SKIPPABLE = ("wake", "compare", "inject", "change")
+SKIPPABLE = ("wake", "sleep", "start", "channel", "shed", "compare", "inject", "change")
+"""The kinds of `kite_incident.refusals`, which would cost `--help` the import of every schema."""
+
 UNITS_S = {"s": 1, "m": 60, "h": 3_600, "d": 86_400}
 SPAN_MAX_S = 3_660 * 86_400
 HEX_CHARS = 8
@@ -31,32 +34,6 @@ def register(app: typer.Typer) -> None:
     app.command()(timeline)
     app.command()(explain)
     app.command()(replay)
-
-
-def status(*, directory: Dir = None, as_json: AsJson = False) -> int:
-    """[reads] Say in one sentence how the fleet is; then instances, blends, leader and ledger."""
-    from kite import clock
-    from kite_cli import place
-    from kite_cli.health import look
-    from kite_cli.yoco import record, show_instances
-
-    with place.reading(place.find(directory)) as reader:
-        health = look(reader, clock.wall_us())
-    state = health.state
-    if as_json:
-        say_json(health.record())
-        for instance in sorted(state.instances.values(), key=lambda found: found.id):
-            say_json(record(instance, state))
-        for blend in sorted(state.blends.values(), key=lambda found: found.name):
-            say_json({"kind": "blend", "blend": blend.name, "base": blend.base, "version": blend.resident.version})
-        return Exit.OK
-    say(health.sentence)
-    if state.instances:
-        show_instances(state, as_json=False)
-    for blend in sorted(state.blends.values(), key=lambda found: found.name):
-        say(f"blend {blend.name} is {blend.resident.version} ({count(len(blend.members), 'member')})")
-    say(health.ledger)
-    return Exit.OK
 
 
 def timeline(
@@ -78,14 +55,21 @@ def timeline(
         with place.reading(place.find(directory)) as reader:
             return _follow(reader, span_us, as_json=as_json)
     with place.reading(place.find(directory)) as reader:
-        start_us = 0 if span_us is None else reader.head.ledger_us - span_us
-        entries = tell(reader.rows(), start_us)
+        entries = tell(reader.rows(_first(reader, span_us)))
     if as_json:
         for entry in entries:
             say_json(_entry(entry, steps=steps))
     else:
         table(("TIME", "POS", "WHAT", "OUTCOME", "TOOK", "TRACE"), _lines(entries, steps=steps))
     return Exit.OK
+
+
+def _first(reader: "Reader", span_us: int | None) -> int:
+    """Return the first position within a span of ledger time before the end; the first of all without a span."""
+    from kite_cli.view import since
+
+    head = reader.head
+    return 1 if span_us is None else since(reader, head.ledger_us - span_us, 1, head.pos)
 
 
 def span(text: str) -> int:
@@ -172,11 +156,10 @@ def _committed(reader: "Reader", span_us: int | None) -> "Iterator[Entry]":
     """Yield each row as an entry of one step, titled as the request that it belongs to; never ends by itself."""
     from kite_incident.timeline import timeline as tell
 
-    head = reader.head
-    pos, start_us = (head.pos, 0) if span_us is None else (0, head.ledger_us - span_us)
+    pos = reader.head.pos if span_us is None else _first(reader, span_us) - 1
     while True:
         for row in reader.rows(pos + 1):
-            for entry in tell([row], start_us):
+            for entry in tell([row]):
                 cause = reader.by_event_id(entry.correlation)
                 entry.title = tell([cause])[0].title if cause else entry.title
                 yield entry

@@ -15,6 +15,7 @@ from kite.settings import NodeSettings
 from kite.tracing.settings import TracingSettings
 from kite_arbitrator import shipped
 from kite_arbitrator.settings import Settings as ArbitratorSettings
+from kite_cli.aliases import UNSET
 from kite_cli.app import build
 from kite_cli.settings import PlaceSettings
 from kite_schemas.generate import Files, run
@@ -45,7 +46,8 @@ def settings() -> str:
         "# Settings",
         "",
         "Generated. What decisions follow is the policy: `kite config get` shows it, `kite config set` changes it, and",
-        "each change is an event of the ledger. The environment only tells a process where things are.",
+        "each change is an event of the ledger. A limit that is unset switches its rule off: `kite status` says which.",
+        "The environment only tells a process where things are.",
         "",
         "## Policy",
         "",
@@ -66,7 +68,7 @@ def _policy() -> Iterator[str]:
     for key, value in flatten(shipped.policy()).items():
         section, _, leaf = key.partition(".")
         field = _section(section).model_fields[leaf] if leaf else Policy.model_fields[section]
-        yield f"| `{key}` | {value} | {field.description or ''} |"
+        yield f"| `{key}` | {UNSET if value is None else value} | {field.description or ''} |"
 
 
 def _section(name: str) -> type[Model]:

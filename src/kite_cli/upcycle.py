@@ -202,10 +202,10 @@ def show(
 ) -> int:
     """[reads] Show what a blend's name means now: members, weights, version, instances that hold it."""
     from kite_cli import place
-    from kite_incident.replay import state_at
+    from kite_cli.view import latest
 
     with place.reading(place.find(directory)) as reader:
-        state = state_at(reader.rows())
+        state = latest(reader)
     known = state.blends.get(blend)
     if known is None:
         raise NoSuchBlend(blend, sorted(state.blends))

@@ -83,10 +83,10 @@ def _handed_over(outcome: "Handover") -> dict[str, object]:
 def instances(directory: Dir = None, as_json: AsJson = False) -> int:
     """[reads] List the instances: where they are in their life, and what they hold."""
     from kite_cli import place
-    from kite_incident.replay import state_at
+    from kite_cli.view import latest
 
     with place.reading(place.find(directory)) as reader:
-        state = state_at(reader.rows())
+        state = latest(reader)
     show_instances(state, as_json=as_json)
     return Exit.OK
 

@@ -1,17 +1,23 @@
 """Why a decision was taken: its rules, candidates and inputs, what caused it and what came of it."""
 
 from dataclasses import dataclass
+from itertools import islice
 
 from kite.errors import Fault, KiteError
 from kite.ledger import Reader
 from kite.ledger import Row as LedgerRow
 from kite_incident.replay import is_decision
+from kite_incident.timeline import UNTOLD, detail
 from kite_schemas.envelope import Header, decode
-from kite_schemas.ledger import Tick
+from kite_schemas.registry import TYPES
+from kite_schemas.telemetry import Window
 from kite_schemas.why import Decision, RuleValue
 
 FOLLOWERS_ROWS = 10_000
-"""How far behind a decision its consequences are looked for."""
+"""How far behind a decision its consequences are looked for, in rows that could be one."""
+
+FOLLOWING = frozenset(TYPES) - UNTOLD
+DECIDING = frozenset(kind for kind in TYPES if is_decision(kind))
 
 ID_PREFIX_MIN_CHARS = 6
 
@@ -40,6 +46,20 @@ class Event:
 
 
 @dataclass(frozen=True, slots=True)
+class Input:
+    """What a decision read: the row, its age then, and what it said; a window's age counts from its sampling."""
+
+    event: Event
+    age_us: int
+    said: str
+
+    @property
+    def sampled(self) -> bool:
+        """Whether the age counts from the sampling at the node, not from the row."""
+        return self.event.type == Window.TYPE
+
+
+@dataclass(frozen=True, slots=True)
 class Explanation:
     """One decision with everything it was taken from, and what it brought about."""
 
@@ -47,7 +67,7 @@ class Explanation:
     decision: Decision
     header: Header
     causes: tuple[Event, ...]
-    inputs: tuple[tuple[Event, int], ...]
+    inputs: tuple[Input, ...]
     consequences: tuple[Event, ...]
 
     @property
@@ -70,7 +90,7 @@ def explain(reader: Reader, name: str) -> Explanation:
         decision=event.data,
         header=event.header,
         causes=tuple(known[pos] for pos in why.causes if pos in known),
-        inputs=tuple((known[age.pos], age.age_us) for age in why.inputs if age.pos in known),
+        inputs=tuple(_input(found, age.age_us) for age in why.inputs if (found := rows[age.pos]) is not None),
         consequences=_consequences(reader, row),
     )
 
@@ -86,16 +106,19 @@ def _find(reader: Reader, name: str) -> LedgerRow:
         return row
     if len(name) < ID_PREFIX_MIN_CHARS:
         raise NoSuchDecision(name, f"give a position, or at least {ID_PREFIX_MIN_CHARS} characters of an id")
-    found = [row for row in reader.rows() if row.event_id.startswith(name) and is_decision(row.type)]
+    found = [row for row in reader.find(types=DECIDING) if row.event_id.startswith(name)]
     if len(found) != 1:
         raise NoSuchDecision(name, f"{len(found)} decisions have an id that begins so")
     return found[0]
 
 
 def _consequences(reader: Reader, row: LedgerRow) -> tuple[Event, ...]:
-    rows = reader.rows(row.pos + 1, min(reader.head.pos, row.pos + FOLLOWERS_ROWS))
-    told = (other for other in rows if other.type != Tick.TYPE)
-    return tuple(_event(other) for other in told if decode(other.raw).header.causationid == row.event_id)
+    rows = islice(reader.find(types=FOLLOWING, first=row.pos + 1), FOLLOWERS_ROWS)
+    return tuple(_event(other) for other in rows if decode(other.raw).header.causationid == row.event_id)
+
+
+def _input(row: LedgerRow, age_us: int) -> Input:
+    return Input(_event(row), age_us, detail(decode(row.raw).data))
 
 
 def _event(row: LedgerRow) -> Event:

@@ -44,7 +44,7 @@ class NoSuchPolicy(KiteError):
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """One setting that differs, or one place inside it (`fleet.pools[0].ready`); what is not there is None."""
+    """A setting that differs, or a place inside it (`fleet.pools[0].ready`); what is not there or unset is None."""
 
     key: str
     before: JsonValue
@@ -53,7 +53,10 @@ class Difference:
 
 @dataclass(frozen=True, slots=True)
 class Decided:
-    """One request to change the policy as it was decided: `policy` is the new one, None when it was rejected."""
+    """One request to change the policy as it was decided.
+
+    `policy` is the new one, None when it was rejected; `first` tells that there was none before.
+    """
 
     pos: int
     at_us: int
@@ -64,6 +67,7 @@ class Decided:
     digest: str
     detail: str
     policy: Policy | None
+    first: bool
 
 
 def history(rows: Iterable[Row]) -> list[Decided]:
@@ -97,6 +101,7 @@ def _set(row: Row, data: PolicySet, request: ChangeRequested | None, before: Pol
         digest=data.digest,
         detail="",
         policy=data.policy,
+        first=before is None,
     )
 
 
@@ -111,6 +116,7 @@ def _rejected(row: Row, data: ChangeRejected, request: ChangeRequested | None, b
         digest="",
         detail=data.detail,
         policy=None,
+        first=before is None,
     )
 
 

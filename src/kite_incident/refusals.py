@@ -4,13 +4,13 @@ from dataclasses import dataclass
 
 from kite.errors import Fault, KiteError
 from kite.ledger import Reader
-from kite_schemas.arbitration import Held
+from kite_schemas.arbitration import ChannelSelected, Discarded, Held
 from kite_schemas.envelope import Event, decode
 from kite_schemas.guard import ComparisonOrdered, ComparisonRequested
 from kite_schemas.policy import ChangeRejected, PolicySet
 from kite_schemas.upcycle import BlendPromoted, Ending, InjectionClosed, InjectionDeferred
-from kite_schemas.why import Decision, Reason
-from kite_schemas.yoco import OrderRequested, WakeOrdered
+from kite_schemas.why import Decision, Reason, Why
+from kite_schemas.yoco import DrainOrdered, OrderRequested, PrewarmBlocked, SleepOrdered, StartOrdered, WakeOrdered
 
 
 class NothingSkipped(KiteError):
@@ -20,8 +20,10 @@ class NothingSkipped(KiteError):
     fault = Fault.USER
 
     def __init__(self, what: str, pos: int, done_pos: int) -> None:
-        said = f"the last {what} was done, at position {done_pos}" if done_pos else f"no {what} was ever asked for"
-        super().__init__(f"up to position {pos} {said}", hint="`kite timeline` tells what was asked for")
+        said = f"the last {what} was done, at position {done_pos}" if done_pos else f"no {what} was ever held back"
+        super().__init__(
+            f"up to position {pos} {said}", hint="`kite timeline` tells what was asked for and what was decided"
+        )
         self.what = what
         self.done_pos = done_pos
 
@@ -35,13 +37,20 @@ class Kind:
 
 
 KINDS: dict[str, Kind] = {
-    "wake": Kind((WakeOrdered,), (Held,)),
+    "wake": Kind((WakeOrdered,), (Held, Discarded)),
+    "sleep": Kind((DrainOrdered, SleepOrdered), (Held, Discarded)),
+    "start": Kind((StartOrdered,), (Held, Discarded)),
+    "channel": Kind((ChannelSelected,), (Held, Discarded)),
+    "shed": Kind((PrewarmBlocked,), (Held, Discarded)),
     "compare": Kind((ComparisonOrdered,), (Held,)),
     "inject": Kind((BlendPromoted,), (InjectionDeferred, InjectionClosed)),
     "change": Kind((PolicySet,), (ChangeRejected,)),
 }
 HELD_FOR: dict[str, str] = {OrderRequested.TYPE: "wake", ComparisonRequested.TYPE: "compare"}
 """What a held decision skips, by the type of its cause."""
+
+HELD_ABOUT: dict[str, str] = {"channel": "channel", "instance": "start", "start": "start", "prewarm": "shed"}
+"""What a held decision that nobody asked for skips, by the first word of its subject."""
 
 
 def why_not(reader: Reader, what: str, at: int | None = None) -> int:
@@ -65,10 +74,18 @@ def _skips(reader: Reader, what: str, event: Event) -> bool:
     match event.data:
         case InjectionClosed(outcome=outcome):
             return outcome is not Ending.PROMOTED
+        case Discarded(decision=decision):
+            return any(decision == model.TYPE for model in KINDS[what].done)
         case Held(why=why):
             cause = reader.row(why.causes[0]) if why.causes else None
-            return HELD_FOR.get(cause.type if cause else "", "") == what or (
-                what == "compare" and why.reason is Reason.NO_PEER
-            )
+            return what == (HELD_FOR.get(cause.type if cause else "") or _due(event.header.subject, why))
         case _:
             return True
+
+
+def _due(subject: str, why: Why) -> str:
+    """Return what was due and held without a request; empty for what no kind stands for."""
+    about = subject.partition("/")[0]
+    if about == "capacity":  # a pool has one subject for both ways: only a wake weighs candidates
+        return "wake" if why.candidates or why.reason is Reason.NO_STANDBY else "sleep"
+    return "compare" if why.reason is Reason.NO_PEER else HELD_ABOUT.get(about, "")

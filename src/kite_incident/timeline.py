@@ -5,15 +5,47 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from kite.ledger import Row as LedgerRow
-from kite_schemas.arbitration import Held, OrderExpired
+from kite_incident.units import duration, percent
+from kite_schemas.arbitration import (
+    ChannelSelected,
+    Discarded,
+    GapAcknowledged,
+    Held,
+    ModeChanged,
+    OrderExpired,
+    PressureChanged,
+    TransportChanged,
+)
 from kite_schemas.envelope import Header, decode
 from kite_schemas.guard import Compared, ComparisonFailed, ComparisonRequested
-from kite_schemas.ledger import Tick
+from kite_schemas.ledger import BusGap, DeadlineMissed, Tick
 from kite_schemas.model import Data
 from kite_schemas.policy import ChangeRejected, ChangeRequested
-from kite_schemas.upcycle import AdapterRefused, Frozen, InjectionClosed, InjectionRequested, Unfrozen
+from kite_schemas.probes import Registered
+from kite_schemas.telemetry import InstanceWindow, NodeFound, NodeLost, Window
+from kite_schemas.upcycle import AdapterRefused, DecaySet, Frozen, InjectionClosed, InjectionRequested, Unfrozen
+from kite_schemas.upcycle import ChannelSampled as UpcycleSampled
 from kite_schemas.why import Decision
-from kite_schemas.yoco import InstanceChanged, InstanceReady, NodeRegistered, OrderFailed, OrderRefused, OrderRequested
+from kite_schemas.yoco import (
+    ChannelSampled,
+    InstanceChanged,
+    InstanceReady,
+    NodeRegistered,
+    OrderFailed,
+    OrderRefused,
+    OrderRequested,
+    PrewarmBlocked,
+    PrewarmReleased,
+)
+
+UNTOLD = frozenset({Tick.TYPE, Window.TYPE})
+"""Ten times a second and more: nobody reads them one by one, and decoding them takes most of the time."""
+
+REPORTS = frozenset({ChannelSampled.TYPE, UpcycleSampled.TYPE})
+"""What a node says again whenever it has changed, up to once a second: one entry, from the first to the last."""
+
+CLOSING = frozenset({InjectionClosed.TYPE})
+"""What ends a request although more may follow from the same rows: a channel, a comparison."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,21 +83,24 @@ class Entry:
 
     @property
     def outcome(self) -> str:
-        """What the last telling step says."""
-        return next((step.detail for step in reversed(self.steps) if step.detail), "")
+        """What the step that closes a request says, else the last telling one."""
+        telling = [step for step in reversed(self.steps) if step.detail]
+        closing = (step.detail for step in telling if step.type in CLOSING)
+        return next(closing, telling[0].detail if telling else "")
 
 
 def timeline(rows: Iterable[LedgerRow], since_us: int = 0) -> list[Entry]:
-    """Return the entries that begin at or after `since_us` of ledger time, by time; ticks are not told."""
+    """Return the entries that begin at or after `since_us` of ledger time, by time, without ticks and windows."""
     entries: dict[str, Entry] = {}
     for row in rows:
-        if row.type == Tick.TYPE or row.ledger_us < since_us:
+        if row.type in UNTOLD or row.ledger_us < since_us:
             continue
         event = decode(row.raw)
-        key = event.header.correlationid or event.header.id
+        correlation = event.header.correlationid or event.header.id
+        key = f"{row.type} {row.subject}" if row.type in REPORTS else correlation
         entry = entries.get(key)
         if entry is None:
-            entry = entries[key] = Entry(key, title(event.header, event.data), row.trace_id)
+            entry = entries[key] = Entry(correlation, title(event.header, event.data), row.trace_id)
         entry.steps.append(_step(row, event.header, event.data))
     return list(entries.values())
 
@@ -85,25 +120,30 @@ def _step(row: LedgerRow, header: Header, data: Data | None) -> Step:
 
 def title(header: Header, data: Data | None) -> str:
     """Return what an entry is about, in a few words."""
-    match data:
-        case InjectionRequested():
-            mode = "dry run of " if data.dry_run else ""
-            return f"{mode}inject {data.adapter.name} into {data.blend}"
-        case OrderRequested():
-            return f"order one more {data.base}"
-        case ComparisonRequested():
-            return f"compare {data.first} with {data.second}"
-        case ChangeRequested():
-            return "change the policy: " + (", ".join(change.key for change in data.changes) or "all of it")
-        case NodeRegistered():
-            return f"node {data.node} registered"
-        case _:
-            return f"{header.type.split('.')[2].replace('_', ' ')} ({header.subject})"
+    own = TITLES.get(type(data)) if data is not None else None
+    return own(data) if own is not None else f"{short(header.type).replace('_', ' ')} ({header.subject})"
 
 
 def detail(data: Data | None) -> str:
     """Return what a row adds to its entry's outcome, empty when it is only a step on the way."""
     return next((tell(data) for kind, tell in DETAILS.items() if isinstance(data, kind)), "")
+
+
+def short(event_type: str) -> str:
+    """Return the part of an event type that people call it by.
+
+    >>> short("kite.yoco.wake_ordered.v1")
+    'wake_ordered'
+    """
+    return event_type.split(".")[2]
+
+
+def _injected(data: InjectionRequested) -> str:
+    return f"{'dry run of ' if data.dry_run else ''}inject {data.adapter.name} into {data.blend}"
+
+
+def _changed(data: ChangeRequested) -> str:
+    return "change the policy: " + (", ".join(change.key for change in data.changes) or "all of it")
 
 
 def _failed(data: OrderFailed | OrderRefused) -> str:
@@ -114,6 +154,50 @@ def _not_done(data: Held | ChangeRejected) -> str:
     return f"not done: {data.detail}"
 
 
+def _pressure(data: PressureChanged) -> str:
+    if data.on:
+        return f"{data.base} on {data.node} under pressure, above its limit for {duration(data.lasted_us)}"
+    return f"{data.base} on {data.node} out of pressure after {duration(data.lasted_us)}: {data.why.reason}"
+
+
+def _sampled(data: ChannelSampled) -> str:
+    shares = (
+        ("healthy", data.healthy_ppm),
+        ("prewarms done", data.prewarm_success_ppm),
+        ("fragmentation", data.fragmentation_ppm),
+    )
+    return ", ".join(f"{name} {percent(ppm)}" for name, ppm in shares if ppm is not None) or "nothing is known"
+
+
+def _upcycle(data: UpcycleSampled) -> str:
+    shares = (("weight decay", data.decay_ppm), ("KV-cache pollution", data.kv_pollution_ppm))
+    parts = [f"{name} {percent(ppm)}" for name, ppm in shares if ppm is not None]
+    parts += [f"{shift.version} shifted by {shift.kl_micronats / 1e6:.4f} nats" for shift in data.shifts[-1:]]
+    return ", ".join(parts) or "nothing is known"
+
+
+def _window(data: Window) -> str:
+    """Say what a decision could read in a window: requests in flight and fragmentation, as far as known."""
+    worst_ppm = max((d.fragmentation_ppm for d in data.devices if d.fragmentation_ppm is not None), default=None)
+    parts = [f"window {data.seq}", *(_load(instance) for instance in data.instances)]
+    return ", ".join(parts if worst_ppm is None else [*parts, f"fragmentation {percent(worst_ppm)}"])
+
+
+def _load(data: InstanceWindow) -> str:
+    if data.running is None or data.waiting is None:
+        return f"{data.id} unknown"
+    return f"{data.id} {data.running} running {data.waiting} waiting"
+
+
+TITLES: dict[type[Data], Callable[[Any], str]] = {  # Any: each function takes the type that stands before it
+    InjectionRequested: _injected,
+    OrderRequested: lambda data: f"order one more {data.base}",
+    ComparisonRequested: lambda data: f"compare {data.first} with {data.second}",
+    ChangeRequested: _changed,
+    NodeRegistered: lambda data: f"node {data.node} registered",
+    Registered: lambda data: f"compare {data.base} with {data.probes} probes",
+    GapAcknowledged: lambda _: "acknowledge the gap in the bus",
+}
 DETAILS: dict[type[Data], Callable[[Any], str]] = {  # Any: each function takes the type that stands before it
     InjectionClosed: lambda data: f"{data.outcome}: {data.why.reason}",
     AdapterRefused: lambda data: "refused: " + ", ".join(sorted({v.code for v in data.violations})),
@@ -128,4 +212,19 @@ DETAILS: dict[type[Data], Callable[[Any], str]] = {  # Any: each function takes 
     Frozen: lambda data: f"admissions frozen, severity {data.severity}",
     Unfrozen: lambda data: f"admissions go on: {data.why.reason}",
     OrderExpired: lambda data: f"{data.kind} for {data.target} expired",
+    Discarded: lambda data: f"discarded: {short(data.decision)} of {data.target} too soon after its opposite",
+    ChannelSelected: lambda data: f"{data.blend} on the {data.channel} channel: {data.why.reason}",
+    PressureChanged: _pressure,
+    DecaySet: lambda data: f"weight decay of {data.base} {percent(data.decay_ppm)}: {data.why.reason}",
+    PrewarmBlocked: lambda data: f"prewarms of {data.node} blocked: {data.why.reason}",
+    PrewarmReleased: lambda data: f"prewarms of {data.node} released after {duration(data.lasted_us)}",
+    ChannelSampled: _sampled,
+    UpcycleSampled: _upcycle,
+    TransportChanged: lambda data: f"windows of {data.node} on {data.transport} transport: {data.why.reason}",
+    ModeChanged: lambda data: f"mode {data.mode}: {data.why.reason}",
+    NodeLost: lambda data: f"{data.node} lost: silent for {duration(data.silence_us)}",
+    NodeFound: lambda data: f"{data.node} heard again after {duration(data.silence_us)}",
+    BusGap: lambda data: f"{data.last - data.first + 1} messages of {data.stream} lost",
+    DeadlineMissed: lambda data: f"decided after {duration(data.took_us)}, deadline {duration(data.deadline_us)}",
+    Window: _window,
 }

@@ -32,15 +32,16 @@ def end(on: Kite) -> int:
 
 
 @pytest.fixture(autouse=True)
-def as_shipped(on: Kite) -> Generator[None]:
+def as_before(on: Kite) -> Generator[None]:
     """Leave the numbers of the shared fleet as they were."""
+    before = str(end(on))
     yield
-    changed = [f"{found['key']}={found['before']}" for found in lines(on("config", "diff", "--json")) if numeric(found)]
+    changed = [as_it_was(found) for found in lines(on("config", "diff", before, "now", "--json"))]
     assert not changed or on("config", "set", *changed).code == 0
 
 
-def numeric(found: Record) -> bool:
-    return isinstance(found["before"], int)
+def as_it_was(found: Record) -> str:
+    return f"{found['key']}={'unset' if found['before'] is None else found['before']}"
 
 
 def test_the_policy_is_changed_by_an_event(on: Kite):
@@ -85,7 +86,8 @@ def test_several_settings_are_one_change(on: Kite):
         (("upcycle.weight_min", "0.0000001"), "kept in whole parts per million"),
         (("rules", "2"), "rules takes only 1"),
         (("fleet.pools", "[{}]"), "fleet.pools.0.node is missing"),
-        (("fleet.pools", "null"), "fleet.pools takes a JSON list"),
+        (("fleet.pools", "null"), "fleet.pools cannot be unset: it takes a JSON list"),
+        ((KEY, "unset"), f"{KEY} cannot be unset: it takes a whole number"),
         ((KEY, "1", "upcycle.weight_min", "1"), f"{KEY} is given twice"),
         ((f"{KEY}=1", "rules=2"), "rules takes only 1"),
         ((KEY,), "has no value"),
@@ -100,6 +102,24 @@ def test_changes_that_cannot_be_are_one_error(on: Kite, words: tuple[str, ...], 
     assert ended.err.count("error: ") == 1
     assert "\n\nhint: " in ended.err or "twice" in said
     assert one(on("config", "get", KEY, "--json")) == before
+
+
+def test_a_limit_is_set_and_unset_and_says_so(on: Kite):
+    limit = "arbitration.concurrency_max"
+    assert one(on("config", "get", limit, "--json")) == {"key": limit, "value": None}
+    assert on("config", "get", limit).out.splitlines()[1].split() == [limit, "unset"]
+    assert "pressure is off" in on("status").out
+    assert on("config", "set", limit, "64").out == f"{limit} is now 64 (was unset)\n"
+    assert [limit, "unset", "64"] in [line.split() for line in on("config", "diff").out.splitlines()]
+    assert f"{limit} unset: pressure is off" not in on("status").out
+    ended = on("config", "set", limit, "unset", "arbitrator.jitter_window", "unset")
+    assert ended.out == f"{limit} is now unset (was 64)\narbitration.switch_window_us is now unset (was 137000)\n"
+    assert one(on("config", "get", limit, "--json"))["value"] is None
+    listed = {found["key"]: found for found in lines(on("config", "list", "--json"))}
+    assert listed["arbitration.switch_window_us"]["differs"]
+    assert "arbitration.switch_window_us unset: discarding jitter is off" in on("status").out
+    table = on("config", "history").out.splitlines()
+    assert table[-1].split()[-3:] == ["arbitration.switch_window_us", "137000", "unset"]
 
 
 def test_an_unknown_setting_cannot_be_seen(on: Kite):

@@ -29,10 +29,65 @@ def test_every_alias_means_a_setting_that_exists_and_no_other_one():
         ("upcycle.weight_decay", "0.93", "upcycle.weight_decay_ppm", 930_000),
         ("arbitrator.semantic_guard_kl_threshold", "0.32", "guard.kl_max_micronats", 320_000),
         ("arbitrator.enable_semantic_guard", "true", "guard.enabled", True),
+        ("arbitrator.semantic_guard_freeze", "15", "guard.freeze_us", 15_000_000),
+        ("upcycle.weight_decay_pressure", "0.71", "upcycle.weight_decay_pressure_ppm", 710_000),
+        ("yoco.reserve_pool", "23%", "yoco.reserve_pressure_ppm", 230_000),
+        ("yoco.reserve_memory", "1.8GB", "yoco.reserve_bytes", 1_800_000_000),
+        ("arbitrator.concurrency_threshold", "1000", "arbitration.concurrency_max", 1_000),
+        ("arbitrator.sustained", "5", "arbitration.sustained_us", 5_000_000),
+        ("arbitrator.cache_miss_jump", "15%", "arbitration.miss_jump_ppm", 150_000),
+        ("arbitrator.memory_fragmentation", "0.35", "arbitration.fragmentation_max_ppm", 350_000),
+        ("arbitrator.kv_cache_hit_rate", "82 %", "arbitration.hit_rate_min_ppm", 820_000),
+        ("arbitrator.latency_sigma", "12ms", "arbitration.latency_sigma_max_us", 12_000),
+        ("arbitrator.jitter_window", "137ms", "arbitration.switch_window_us", 137_000),
+        ("arbitrator.injection_rate", "2.5", "arbitration.injection_rate_max_milli", 2_500),
+        ("arbitrator.decision_deadline", "0.017", "arbitration.decision_deadline_us", 17_000),
+        ("arbitrator_sync_timeout", "33ms", "arbitration.sync_timeout_us", 33_000),
+        ("arbitrator.tcp_sync_timeout", "87ms", "arbitration.sync_timeout_reliable_us", 87_000),
+        ("arbitrator.udp_loss", "5%", "arbitration.loss_max_ppm", 50_000),
+        ("arbitrator.udp_loss_times", "3", "arbitration.loss_windows", 3),
+        ("arbitrator.sync_timeout_us", "33000", "arbitration.sync_timeout_us", 33_000),  # a name with the unit: in it
     ],
 )
 def test_the_names_of_the_source_documents_are_known(name: str, text: str, key: str, value: JsonValue):
     assert wanted(settings(), resolve(FLAT, name), text) == Change(key=key, value=value)
+
+
+def test_the_figures_of_the_source_documents_are_what_is_shipped():
+    for name, text in (
+        ("upcycle.weight_decay", "0.93"),
+        ("upcycle.weight_decay_pressure", "0.71"),
+        ("upcycle.params_share_max", "0.8%"),
+        ("yoco.cold_start_deadline", "417ms"),
+        ("yoco.reserve_pool", "23%"),
+        ("yoco.reserve_memory", "1.8GB"),
+        ("arbitrator.sustained", "5s"),
+        ("arbitrator.cache_miss_jump", "15%"),
+        ("arbitrator.memory_fragmentation", "35%"),
+        ("arbitrator.kv_cache_hit_rate", "82%"),
+        ("arbitrator.latency_sigma", "12ms"),
+        ("arbitrator.jitter_window", "137ms"),
+        ("arbitrator.decision_deadline", "17ms"),
+        ("arbitrator_sync_timeout", "33ms"),
+        ("arbitrator.tcp_sync_timeout", "87ms"),
+        ("arbitrator.udp_loss", "5%"),
+        ("arbitrator.udp_loss_times", "3"),
+        ("arbitrator.semantic_guard_kl_threshold", "0.32"),
+        ("arbitrator.semantic_guard_freeze", "15s"),
+    ):
+        change = wanted(settings(), resolve(FLAT, name), text)
+        assert (change.key, change.value) == (change.key, FLAT[change.key])
+
+
+@pytest.mark.parametrize("text", ["unset", "null", " unset "])
+def test_a_limit_can_be_unset_and_a_number_that_is_needed_cannot(text: str):
+    for name in ("arbitration.concurrency_max", "arbitration.switch_window", "arbitrator.jitter_window"):
+        named = resolve(FLAT, name)
+        assert wanted(settings(), named, text) == Change(key=named.key, value=None)
+    for name in ("upcycle.weight_min_ppm", "upcycle.weight_decay", "guard.enabled", "rules", "fleet.pools"):
+        with pytest.raises(UsageError, match=r"cannot be unset: it takes") as error:
+            wanted(settings(), resolve(FLAT, name), text)
+        assert error.value.hint
 
 
 def test_every_setting_may_be_named_without_its_unit():
@@ -76,10 +131,19 @@ def test_every_setting_may_be_named_without_its_unit():
         ("k", "0.32nats", 320_000),
         ("k_micronats", "320000", 320_000),
         ("k", "1e-7", None),
+        ("m", "2.5", 2_500),
+        ("m", "0.0005", None),
+        ("m_milli", "7", 7),
+        ("b", "1.8GB", 1_800_000_000),
+        ("b", "2GiB", 2_147_483_648),
+        ("b", "7", 7),
+        ("b", "0.5B", None),
+        ("b_bytes", "512MiB", 536_870_912),
+        ("b_bytes", "512", 512),
     ],
 )
 def test_values_are_exact_or_refused(key: str, text: str, expected: int | None):
-    keys = {"a": "a_ppm", "t": "t_us", "k": "k_micronats"}
+    keys = {"a": "a_ppm", "t": "t_us", "k": "k_micronats", "m": "m_milli", "b": "b_bytes"}
     named = Named(key, keys.get(key, key))
     if expected is None:
         with pytest.raises(UsageError):
@@ -138,7 +202,8 @@ def test_bounds_are_those_of_the_policy_from_both_sides(key: str):
     for value in (found.lowest, found.highest):
         assert fits(found, value)
         amend(shipped.policy(), [Change(key=key, value=value)])
-    for value in (found.lowest - 1, found.highest + 1, 0.5, True, "1", None):
+    assert fits(found, None) is found.optional
+    for value in (found.lowest - 1, found.highest + 1, 0.5, True, "1", *(() if found.optional else (None,))):
         assert not fits(found, value)
         with pytest.raises(ValueError, match=key):
             amend(shipped.policy(), [Change(key=key, value=value)])
@@ -151,7 +216,7 @@ def test_bounds_are_those_of_the_policy_from_both_sides(key: str):
         (setting("string"), "a text", "x", 1),
         (setting("string", "a", "b"), 'one of "a", "b"', "b", "c"),
         (setting("integer", 1), "only 1", 1, True),
-        (setting("integer", optional=True), "a whole number, or null for unset", None, "x"),
+        (setting("integer", optional=True), "a whole number, or unset", None, "x"),
         (setting("array"), "a JSON list", [], None),
     ],
 )

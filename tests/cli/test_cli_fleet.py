@@ -12,7 +12,9 @@ import pytest
 
 from kite.ledger import Reader
 from kite.testing import adapters
+from kite_cli.incident import SKIPPABLE
 from kite_cli.testing import Ended, Up, command
+from kite_incident.refusals import KINDS
 
 Kite = Callable[..., Ended]
 Make = Callable[..., Path]
@@ -58,7 +60,8 @@ def test_status_is_a_sentence_first(on: Kite):
     status, *rest = lines(on("status", "--json"))
     assert (status["kind"], status["verdict"], status["epoch"], status["instances"]) == ("status", "healthy", 1, 3)
     assert isinstance(status["tick_age_us"], int)
-    assert {found["kind"] for found in rest} <= {"instance", "blend"}
+    assert {found["kind"] for found in rest} <= {"instance", "node", "pool", "blend", "hold"}
+    assert (status["mode"], status["gap_pos"], status["lost"]) == ("static", None, [])
 
 
 def test_an_injection_is_followed_to_its_promotion(on: Kite, up: Up, make_adapter: Make):
@@ -70,10 +73,24 @@ def test_an_injection_is_followed_to_its_promotion(on: Kite, up: Up, make_adapte
     assert "proven on" in ended.err
     told = kinds(on, found["request"])
     assert told[0] == "injection_requested"
-    assert told[-1] == "injection_closed"
+    assert told.index("blend_promoted") < told.index("injection_closed")
     with Reader.open(f"sqlite:///{up.dir / 'ledger.db'}") as reader:
         traces = {row.trace_id for row in reader.find(trace_id=found["trace_id"])}
         assert traces == {found["trace_id"]}
+
+
+def test_routes_say_where_requests_go(on: Kite):
+    found = lines(on("routes", "risk", "--json"))
+    assert [(route["name"], route["instance"], route["channel"]) for route in found] == [
+        ("risk", FIRST, "upcycle"),
+        ("risk", SECOND, "upcycle"),
+    ]
+    assert {route["version"] for route in found} == {lines(on("upcycle", "show", "risk", "--json"))[0]["version"]}
+    assert all(route["endpoint"].startswith("http://127.0.0.1:") for route in found)
+    assert {route["name"] for route in lines(on("routes", "--json"))} >= {"risk", BASE}
+    assert on("routes").out.splitlines()[0].split() == ["NAME", "VERSION", "INSTANCE", "ENDPOINT", "CHANNEL", "POS"]
+    nothing = on("routes", "nobody", "--json")
+    assert (nothing.code, nothing.out) == (0, "")
 
 
 def test_a_second_member_is_anchored_and_shown(on: Kite, make_adapter: Make):
@@ -280,4 +297,11 @@ def test_why_not_explains_the_skip_that_was_in_force(on: Kite):
     assert told.code == 0
     assert json.loads(told.out)["reason"] == "base_unknown"
     assert on("explain").code == 2
-    assert on("explain", "--why-not", "sleep").code == 2
+    assert on("explain", "--why-not", "sleepless").code == 2
+
+
+def test_every_kind_of_skip_can_be_asked_for(on: Kite):
+    assert tuple(KINDS) == SKIPPABLE
+    for what in SKIPPABLE:
+        ended = on("explain", "--why-not", what)
+        assert ended.code == 0 or ended.err.startswith("error: up to position")

@@ -23,8 +23,10 @@ READS = (
     "config list",
     "config diff",
     "config history",
+    "routes",
+    "gap list",
 )
-CHANGES = ("up", "upcycle inject", "yoco order", "guard compare", "config set")
+CHANGES = ("up", "upcycle inject", "yoco order", "guard compare", "config set", "gap acknowledge")
 
 
 @pytest.mark.parametrize(("command", "mark"), [*((c, "[reads]") for c in READS), *((c, "[changes]") for c in CHANGES)])

@@ -2,57 +2,23 @@
 
 import subprocess
 import sys
-from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
 from pydantic_core import from_json, to_json
 
-from kite.clock import iso
-from kite.ledger import ChainBroken, Draft, Ledger, Reader
+from kite.ledger import ChainBroken, Reader
 from kite.testing.ledger import forge
 from kite_arbitrator.state import Row, current
 from kite_arbitrator.testing import BASE, NODE, Story
 from kite_incident.explain import NoSuchDecision, explain
 from kite_incident.refusals import NothingSkipped, why_not
 from kite_incident.replay import NothingToReplay, verify
+from kite_incident.testing import record
 from kite_incident.timeline import timeline
-from kite_schemas.envelope import Header, encode
 from kite_schemas.upcycle import InjectionAdmitted
 from kite_schemas.why import Reason
 from kite_schemas.yoco import WakeOrdered
-
-
-def record(rows: Iterable[Row], url: str) -> None:
-    """Write what the core saw and decided into a real ledger."""
-    drafts: list[Draft] = []
-    cause = ""
-    for row in rows:
-        assert row.data is not None
-        if row.data.KIND != "decision":
-            cause = row.id
-        header = Header(
-            id=row.id,
-            source="kite/test/1",
-            type=row.type,
-            subject=row.subject,
-            time=iso(row.ledger_us),
-            correlationid=getattr(row.data, "request", None),
-            causationid=cause if row.data.KIND == "decision" else getattr(row.data, "order", None),
-            producer="test@0",
-        )
-        drafts.append(
-            Draft(
-                event_id=row.id,
-                type=row.type,
-                subject=row.subject,
-                occurred_us=row.ledger_us,
-                ledger_us=row.ledger_us,
-                raw=encode(header, row.data),
-            )
-        )
-    with Ledger.open(url) as ledger:
-        ledger.append(drafts)
 
 
 @pytest.fixture

@@ -143,6 +143,23 @@ async def ask(
             after = await ends(bus)
             await publish(bus, event)
             last = await _followed(bus, after, event.header.id, closes, limit_s=limit_s, on_event=on_event)
+    return await _story(fleet, event, last)
+
+
+async def enter(fleet: Address, subject: str, request: Request) -> Story:
+    """Publish a request that is taken as it is, and return it once the ledger has it.
+
+    Raises NoFleet, BusUnreachable, and ArbitratorSilent when the ledger does not get it.
+    """
+    url = bus_url(fleet)
+    async with await Bus.connect(url, "cli", wait_s=CONNECT_S) as bus:
+        with tracing.span(f"request {request.TYPE}", kind="producer") as span:
+            event = _compose(subject, request, span.traceparent or _fresh_trace())
+            await publish(bus, event)
+    return await _story(fleet, event, event.header.id)
+
+
+async def _story(fleet: Address, event: Composed, last: str) -> Story:
     traceparent = event.header.traceparent or ""
     return Story(event.header.id, traceparent[3:35], await _recorded(fleet, event.header.id, last))
 

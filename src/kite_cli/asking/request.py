@@ -9,9 +9,10 @@ from pydantic import JsonValue
 from kite_cli.asking.following import Story, Told, ask, make
 from kite_cli.asking.intake import bring
 from kite_cli.place import Address
-from kite_schemas.arbitration import Held, OrderExpired
+from kite_incident.timeline import detail
+from kite_schemas.arbitration import Discarded, GapAcknowledged, Held, Mode, ModeChanged, OrderExpired
 from kite_schemas.envelope import Event
-from kite_schemas.guard import Compared, ComparisonFailed, ComparisonRequested
+from kite_schemas.guard import Compared, ComparisonFailed, ComparisonRequested, DistributionMeasured
 from kite_schemas.policy import Change, ChangeRejected, ChangeRequested, PolicySet
 from kite_schemas.proof import EffectMissing
 from kite_schemas.upcycle import (
@@ -35,7 +36,9 @@ INJECTION_S = 180.0
 HANDOVER_S = 60.0
 COMPARISON_S = 60.0
 POLICY_S = 15.0
+ACKNOWLEDGEMENT_S = 15.0
 FLEET = "policy/fleet"
+ARBITRATION = "arbitration/fleet"
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +112,19 @@ class PolicyChange:
     def ok(self) -> bool:
         """Whether the changed policy is in force."""
         return bool(self.digest)
+
+
+@dataclass(frozen=True, slots=True)
+class Acknowledgement:
+    """How the acknowledgement of a gap ended: `mode` is the one that is in force from there."""
+
+    story: Story
+    mode: Mode
+
+    @property
+    def ok(self) -> bool:
+        """Whether decisions may destroy again."""
+        return self.mode is not Mode.DEGRADED
 
 
 async def inject(
@@ -196,17 +212,17 @@ async def order(
 ) -> Handover:
     """Ask for one more ready instance of a base and follow it until its first token. Raises what `ask` raises."""
     request = make(OrderRequested, reason, base=base, instance=instance)
-    story = await ask(fleet, f"base/{base}", request, _is_last, limit_s=HANDOVER_S, on_event=on_event)
+    story = await ask(fleet, f"base/{base}", request, closes, limit_s=HANDOVER_S, on_event=on_event)
     ready, woken = story.last(InstanceReady), story.last(WakeOrdered)
     began_us, ended_us = story.at_us(WakeOrdered), story.at_us(InstanceReady)
-    code, detail = _obstacle(story)
+    code, said = obstacle(story)
     return Handover(
         story=story,
         ready=ready,
         deadline_us=woken.deadline_us if woken else 0,
         took_us=ended_us - began_us if began_us is not None and ended_us is not None else 0,
         code=code,
-        detail=detail,
+        detail=said,
     )
 
 
@@ -221,21 +237,32 @@ async def compare(
 ) -> Comparison:
     """Have two instances compared by what they answer, and follow it. Raises what `ask` raises."""
     request = make(ComparisonRequested, reason, first=first, second=second, blend=blend)
-    story = await ask(fleet, f"instance/{first}", request, _is_last, limit_s=COMPARISON_S, on_event=on_event)
-    code, detail = _obstacle(story)
-    return Comparison(story, story.last(Compared), code, detail)
+    story = await ask(fleet, f"instance/{first}", request, _is_compared, limit_s=COMPARISON_S, on_event=on_event)
+    code, said = obstacle(story)
+    return Comparison(story, story.last(Compared), code, said)
 
 
-def _is_last(event: Event) -> bool:
-    data = event.data
-    return isinstance(data, Held | OrderExpired) or (isinstance(data, Outcome) and data.done)
+def _is_compared(event: Event) -> bool:
+    """A measurement is the end of its order, and a step of a comparison across nodes."""
+    return closes(event) and not isinstance(event.data, DistributionMeasured)
 
 
-def _obstacle(story: Story) -> tuple[str, str]:
+def closes(event: Event) -> bool:
+    """Tell whether an event ends a request for one order; what is held in passing is no answer to it."""
+    match event.data:
+        case Held(request=request) | Discarded(request=request):
+            return request == event.header.correlationid
+        case data:
+            return isinstance(data, OrderExpired) or (isinstance(data, Outcome) and data.done)
+
+
+def obstacle(story: Story) -> tuple[str, str]:
     """Return code and sentence of what kept an order from being done; both empty when nothing did."""
     match story.facts[-1].event.data:
-        case Held(why=why, detail=detail):
-            return why.reason, detail
+        case Held(why=why, detail=said):
+            return why.reason, said
+        case Discarded(why=why) as discarded:
+            return why.reason, detail(discarded)
         case OrderExpired(kind=kind, target=target):
             return "expired", f"{kind} for {target} expired"
         case OrderRefused() | OrderFailed() | ComparisonFailed() | EffectMissing() as failed:
@@ -257,3 +284,16 @@ async def change(
 
 def _is_decided(event: Event) -> bool:
     return isinstance(event.data, PolicySet | ChangeRejected)
+
+
+async def acknowledge(fleet: Address, *, reason: str, on_event: Told | None = None) -> Acknowledgement:
+    """Acknowledge the gap in the bus and follow it until the mode has changed. Raises what `ask` raises."""
+    request = make(GapAcknowledged, reason)
+    story = await ask(fleet, ARBITRATION, request, _is_mode, limit_s=ACKNOWLEDGEMENT_S, on_event=on_event)
+    changed = story.last(ModeChanged)
+    assert changed is not None  # noqa: S101 # `ask` returns after it
+    return Acknowledgement(story, changed.mode)
+
+
+def _is_mode(event: Event) -> bool:
+    return isinstance(event.data, ModeChanged)

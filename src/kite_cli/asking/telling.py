@@ -3,10 +3,10 @@
 from collections.abc import Callable
 from typing import Any
 
-from kite_cli.output import Progress, duration, moment, percent, short
+from kite_cli.output import Progress, count, duration, moment, percent, short
 from kite_incident.timeline import detail
 from kite_schemas.envelope import Event
-from kite_schemas.guard import ComparisonOrdered
+from kite_schemas.guard import ComparisonOrdered, DistributionMeasured, MeasurementOrdered
 from kite_schemas.model import Data
 from kite_schemas.policy import PolicySet
 from kite_schemas.proof import EffectMissing, EffectProven
@@ -88,5 +88,7 @@ TOLD: dict[type[Data], Callable[[Any], str]] = {  # Any: each function takes the
     WakeOrdered: lambda data: f"{data.instance} to wake ({data.path}), deadline {duration(data.deadline_us)}",
     StopOrdered: lambda data: f"{data.instance} to be stopped",
     ComparisonOrdered: lambda data: f"comparing {data.sides[0].instance} with {data.sides[1].instance} on {data.model}",
+    MeasurementOrdered: lambda data: f"measuring {data.side.instance} on {data.model}",
+    DistributionMeasured: lambda data: f"{data.instance} measured at {count(len(data.positions), 'position')}",
     PolicySet: lambda data: f"policy {data.digest[:12]} is in force",
 }

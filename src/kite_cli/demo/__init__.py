@@ -31,7 +31,7 @@ def demo(
     directory: Folder = Path(".kite-demo"),
     examples: Examples = Path("examples/adapters"),
 ) -> int:
-    """[changes] Run a fleet, blend two adapters, refuse two, wake a standby, compare, explain, replay; then stop."""
+    """[changes] Run a fleet, blend, refuse, press it with load, wake a standby, compare, explain, replay; then stop."""
     from kite_cli.demo.acts import Demo, options
 
     chosen = options(engine, base, directory, examples)
@@ -44,6 +44,8 @@ def demo(
     incident.timeline(directory=directory)
     say("\none decision explained")
     incident.explain(run.report.explained, directory=directory)
+    say("\nand why there was pressure")
+    incident.explain(run.report.pressure, directory=directory)
     say("\nfigures")
     _figures(run.report)
     say(f"\nledger, logs and report are in {directory}; look again with `kite timeline --steps --dir {directory}`")

@@ -16,6 +16,7 @@ from kite.proof import read_pair
 from kite_cli.asking import request
 from kite_cli.asking.request import Injection
 from kite_cli.asking.telling import tell
+from kite_cli.demo.episode import episode
 from kite_cli.demo.material import ANCHOR, EXAMPLES, SECOND, BaseKind, Material, fresh, prepare
 from kite_cli.embedded.fleet import Fleet, embedded
 from kite_cli.embedded.options import EngineKind, Options
@@ -39,6 +40,9 @@ PROMISED = (
     "kite.yoco.sleep_ordered.v1",
     "kite.yoco.wake_ordered.v1",
     "kite.guard.comparison_ordered.v1",
+    "kite.arbitration.channel_selected.v1",
+    "kite.arbitration.pressure_changed.v1",
+    "kite.upcycle.decay_set.v1",
 )
 ENDINGS = (Ending.PROMOTED, Ending.REFUSED)
 
@@ -91,6 +95,7 @@ class Report:
     decision_ms_p99: float = 0.0
     decisions: int = 0
     explained: str = ""
+    pressure: str = ""
 
 
 class Demo:
@@ -121,6 +126,8 @@ class Demo:
         with self._phase("two defective adapters refused"):
             for kind, path in material.bad.items():
                 await self._refuse(fleet, kind, path)
+        with self._phase("pressed and relieved"):
+            self.report.pressure = await episode(fleet, BLEND, self._say)
         with self._phase("standby handed over"):
             await self._hand_over(fleet)
         with self._phase("instances compared"):
