@@ -141,7 +141,10 @@ class OpenOrder(Struct, frozen=True, kw_only=True):
 
 
 class Sample(Struct, frozen=True):
-    """What an instance has counted up to a moment of ledger time, since its node's windows began."""
+    """What an instance has counted up to a moment of ledger time, since its node's windows began.
+
+    `queries` and `hits` are of all prompts, the `user_` ones without those among which KITE's own may be, as latencies.
+    """
 
     at_us: int
     finished: int = 0
@@ -149,6 +152,8 @@ class Sample(Struct, frozen=True):
     latency_squares_ms2: int = 0
     queries: int = 0
     hits: int = 0
+    user_queries: int = 0
+    user_hits: int = 0
 
 
 class Load(Struct, frozen=True, kw_only=True):

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Mapping
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -159,7 +159,8 @@ async def pressing(
         yield
     finally:
         driving.cancel()
-        await asyncio.wait({driving})
+        with suppress(asyncio.CancelledError):
+            await driving
 
 
 def helps(instance: Instance) -> bool:

@@ -31,11 +31,11 @@ from kite_schemas.yoco import State as Life
 INJECTION_ORDERS = frozenset({VerificationOrdered.TYPE, InjectionAdmitted.TYPE, LoadOrdered.TYPE})
 LIFE_ORDERS = frozenset({StartOrdered.TYPE, DrainOrdered.TYPE, SleepOrdered.TYPE, WakeOrdered.TYPE, StopOrdered.TYPE})
 
-PROBED_US = 3_000_000
-"""For so long after an order windows may still tell of its requests."""
+PROBED_US = 300_000
+"""For so long after an order windows may still tell of its requests: an interval, a reading's age, the transport."""
 
 SHIFT_US = 10_000_000
-"""After a load its worker asks once more: how far it moved the answers."""
+"""After the load of an injection its worker asks once more: how far it moved the answers."""
 
 
 def opened(row: Row, order: Order) -> OpenOrder:
@@ -75,7 +75,8 @@ def _probed(state: State, order: str) -> State:
     for name in closed.asks if closed else ():
         if closed is not None and name in state.instances:
             instance = state.instances[name]
-            until_us = state.now_us + (SHIFT_US if closed.type == LoadOrdered.TYPE else PROBED_US)
+            moved = closed.type == LoadOrdered.TYPE and closed.request is not None
+            until_us = state.now_us + (SHIFT_US if moved else PROBED_US)
             until_us = max(until_us, instance.probed_until_us)
             state = put(state, structs.replace(instance, probed_until_us=until_us))
     return state

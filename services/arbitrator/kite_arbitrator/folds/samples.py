@@ -23,14 +23,17 @@ TOKENS_MIN = 200
 at_us = attrgetter("at_us")
 
 
-def counted(samples: tuple[Sample, ...], now_us: int, told: InstanceWindow) -> tuple[Sample, ...]:
+def counted(samples: tuple[Sample, ...], now_us: int, told: InstanceWindow, *, probed: bool) -> tuple[Sample, ...]:
     """Add a window's increments; what is older than SAMPLES_US goes, but for the newest of that.
+
+    While KITE itself asks, latencies and what the cache does for users are not known. The jump of misses is taken from
+    all prompts: it decides together with a concurrency that probes, one at a time, do not reach.
 
     Values that are of no use without another one are not counted when that one is not known: a page of metrics has no
     squares of latencies, which does not mean that they are 0.
     """
     finished, sum_us, squares_ms2 = told.finished, told.latency_sum_us, told.latency_squares_ms2
-    if finished is None or sum_us is None or squares_ms2 is None:
+    if probed or finished is None or sum_us is None or squares_ms2 is None:
         finished = sum_us = squares_ms2 = 0
     queries, hits = told.cache_queries, told.cache_hits
     if queries is None or hits is None:
@@ -45,6 +48,8 @@ def counted(samples: tuple[Sample, ...], now_us: int, told: InstanceWindow) -> t
         last.latency_squares_ms2 + squares_ms2,
         last.queries + queries,
         last.hits + hits,
+        last.user_queries + (0 if probed else queries),
+        last.user_hits + (0 if probed else hits),
     )
     old = bisect_right(samples, now_us - SAMPLES_US, key=at_us)
     return (*samples[max(0, old - 1) :], added)
@@ -53,8 +58,8 @@ def counted(samples: tuple[Sample, ...], now_us: int, told: InstanceWindow) -> t
 def measured(samples: tuple[Sample, ...], now_us: int) -> tuple[int | None, int | None]:
     """Return hit rate (ppm) and deviation of the latency (µs) over STEADY_US; None where too little happened."""
     first, last = _until(samples, now_us - STEADY_US), samples[-1]
-    queries = last.queries - first.queries
-    hit_ppm = (last.hits - first.hits) * PPM // queries if queries >= TOKENS_MIN else None
+    queries = last.user_queries - first.user_queries
+    hit_ppm = (last.user_hits - first.user_hits) * PPM // queries if queries >= TOKENS_MIN else None
     number = last.finished - first.finished
     if not number:
         return hit_ppm, None

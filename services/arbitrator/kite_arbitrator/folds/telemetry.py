@@ -141,8 +141,9 @@ def _late(state: State, feed: Feed, data: Window) -> Feed:
     loads = dict(feed.loads)
     for told in data.instances:
         load = loads.get(told.id)
-        if load is not None and not probed(state, told.id):
-            loads[told.id] = structs.replace(load, samples=samples.counted(load.samples, state.now_us, told))
+        if load is not None:
+            counted = samples.counted(load.samples, state.now_us, told, probed=probed(state, told.id))
+            loads[told.id] = structs.replace(load, samples=counted)
     in_span = (data.seq - 1) // SPAN_WINDOWS == feed.span.number
     span = structs.replace(feed.span, received=feed.span.received + 1) if in_span else feed.span
     return structs.replace(feed, loads=loads, span=span)
@@ -195,9 +196,8 @@ def _loads(
     now_us = state.now_us
     for told in instances:
         former = feed.loads.get(told.id)
-        counted = former.samples if former else (Sample(now_us - 1),)
-        if not probed(state, told.id):
-            counted = samples.counted(counted, now_us, told)
+        begun = former.samples if former else (Sample(now_us - 1),)
+        counted = samples.counted(begun, now_us, told, probed=probed(state, told.id))
         hit_ppm, sigma_us = samples.measured(counted, now_us)
         loads[told.id] = Load(
             samples=counted,
