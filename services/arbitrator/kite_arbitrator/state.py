@@ -371,9 +371,9 @@ def stale(state: State, node: str) -> bool:
 
 
 def lost_node(state: State, node: str) -> bool:
-    """Tell whether the node has been silent for too long."""
+    """Tell whether nothing is to be ordered on a node: it has been silent for too long, or has said that it stops."""
     feed = state.feeds.get(node)
-    return feed is not None and feed.lost
+    return node not in state.nodes or (feed is not None and feed.lost)
 
 
 def reachable(state: State, base: str) -> tuple[Pool, ...]:

@@ -63,7 +63,8 @@ def degrade(state: State, row: Row) -> Iterator[Draft]:
 
 
 def _told(state: State, row: Row) -> Feed | None:
-    return state.feeds.get(row.data.node) if isinstance(row.data, Window) else None
+    feed = state.feeds.get(row.data.node) if isinstance(row.data, Window) else None
+    return feed if feed is not None and feed.pos == row.pos else None
 
 
 def _lossy(state: State, feed: Feed, limit: int) -> list[RuleValue]:

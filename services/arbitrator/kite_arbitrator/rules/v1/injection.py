@@ -283,7 +283,7 @@ def _failing(state: State, row: Row, injection: Injection) -> Iterator[Draft]:
     if state.degraded and injection.touched:
         return
     undo = [state.instances[name] for name in injection.touched if name in state.instances]
-    undo = [instance for instance in undo if instance.endpoint]
+    undo = [instance for instance in undo if instance.endpoint and not lost_node(state, instance.node)]
     for instance in undo:
         if not claimed(state, _target(injection, instance)):
             yield _rollback(state, row, injection, instance)
