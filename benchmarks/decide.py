@@ -193,7 +193,7 @@ class Fleet:
     failed: Counter[str] = field(default_factory=Counter[str])
     decided: Counter[str] = field(default_factory=Counter[str])
     sent_us: dict[str, tuple[int, str]] = field(default_factory=dict[str, tuple[int, str]])
-    latencies_us: dict[str, list[int]] = field(default_factory=dict[str, list[int]])
+    answered_us: dict[str, int] = field(default_factory=dict[str, int])
     flights: set[asyncio.Task[None]] = field(default_factory=set[asyncio.Task[None]])
     late_us: int = 0
 
@@ -220,9 +220,15 @@ class Fleet:
                 if data is not None:
                     self.world.answer(wall_us(), header.id, header.subject, data)
                 self.decided[header.type] += 1
-                sent_us, kind = self.sent_us.get(header.causationid or "", (0, ""))
-                if kind:
-                    self.latencies_us.setdefault(kind, []).append(here_us - sent_us)
+                self.answered_us[header.causationid or ""] = here_us  # the last decision of an event is what counts
+
+    def latencies_us(self) -> dict[str, list[int]]:
+        """Return, by kind of event, how long it took from its publication until all its decisions were back."""
+        found: dict[str, list[int]] = {}
+        for event, (sent_us, kind) in self.sent_us.items():
+            if event in self.answered_us:
+                found.setdefault(kind, []).append(self.answered_us[event] - sent_us)
+        return found
 
     async def _send(self, one: Input) -> None:
         window = one.data if isinstance(one.data, Window) else None
@@ -263,15 +269,16 @@ async def measured(fleet: Fleet, processes: Mapping[str, psutil.Process], option
     await asyncio.sleep(options.seconds)
     took_us, used_s = mono_us() - began_us, {name: now - began_s[name] for name, now in processor_s(processes).items()}
     inputs, made = fleet.published - before, fleet.decided - decided
-    spans = [span for found in fleet.latencies_us.values() for span in found]
+    latencies_us = fleet.latencies_us()
+    spans = [span for found in latencies_us.values() for span in found]
     return {
         "p50_ms": quantile(spans, 0.5, 1_000),
         "p99_ms": quantile(spans, 0.99, 1_000),
         "max_ms": quantile(spans, 1.0, 1_000),
         "rate": round(inputs[Window.TYPE] * US_PER_S / took_us),
         "latency_ms": {
-            kind: {"p50": quantile(found, 0.5, 1_000), "p99": quantile(found, 0.99, 1_000), "decisions": len(found)}
-            for kind, found in sorted(fleet.latencies_us.items())
+            kind: {"p50": quantile(found, 0.5, 1_000), "p99": quantile(found, 0.99, 1_000), "events": len(found)}
+            for kind, found in sorted(latencies_us.items())
         },
         "facts_per_s": round((sum(inputs.values()) - inputs[Window.TYPE]) * US_PER_S / took_us, 1),
         "decisions_share": share(sum(made.values()), sum(inputs.values())),

@@ -5,11 +5,12 @@ from collections.abc import Callable, Iterable
 from msgspec import Struct
 
 from kite_arbitrator.state import Feed, Instance, Row, State, current
+from kite_schemas.guard import ComparisonRequested
 from kite_schemas.model import Data
 from kite_schemas.policy import Pool
 from kite_schemas.telemetry import Window
 from kite_schemas.why import Candidate, Fact, InputAge, Reason, RuleValue, Why
-from kite_schemas.yoco import InstanceChanged, InstanceReady, NodeRegistered
+from kite_schemas.yoco import InstanceChanged, InstanceReady, NodeRegistered, OrderRequested
 
 CANDIDATES_SHOWN_MAX = 64
 
@@ -76,11 +77,16 @@ def reached(name: str, value: int, threshold: int) -> RuleValue:
 def asked(state: State, row: Row) -> tuple[Pool, ...]:
     """Return the pools that a row may change something for: those of the node that a fact is about, else all.
 
-    What a fact changes for other nodes follows at the next tick: so it costs the same in any fleet.
+    What a fact changes for other nodes follows at the next tick: so it costs the same in any fleet. A request for one
+    instance or one comparison has a rule of its own.
     """
-    if isinstance(row.data, Fact):
-        return state.pools.get(_node(state, row.data), ())
-    return current(state).fleet.pools
+    match row.data:
+        case Fact() as fact:
+            return state.pools.get(_node(state, fact), ())
+        case OrderRequested() | ComparisonRequested():
+            return ()
+        case _:
+            return current(state).fleet.pools
 
 
 def _node(state: State, fact: Fact) -> str:
