@@ -1,16 +1,13 @@
-"""What the report of the channel says, and how often it is said."""
-
-import asyncio
+"""What the report of the channel says."""
 
 from kite.events import Origin, compose, new_id
 from kite.orders import Received
-from kite.testing.eventually import eventually
 from kite.testing.orders import ASKED, stop_order
 from kite_schemas.telemetry import InstanceWindow, Window
 from kite_schemas.upcycle import ChannelSampled, DecaySet, LoadOrdered, Resident, Shift
-from kite_upcycle import cache, channel, core
+from kite_upcycle import cache, core
 from kite_upcycle.cache import Counts, Seen, Tally
-from kite_upcycle.channel import BASES_MAX, Channel, in_force, read, report, tell
+from kite_upcycle.channel import BASES_MAX, Channel, in_force, read, report
 from kite_upcycle.engines import Engines
 from kite_upcycle.shifts import Shifts
 
@@ -113,42 +110,3 @@ def test_what_is_no_window_is_passed_over() -> None:
     assert read(compose("node/n1", told, ORIGIN).raw) == told
     assert read(compose("instance/a", stop_order("a"), ORIGIN).raw) is None
     assert read(b"{") is None
-
-
-async def test_a_report_comes_when_something_has_changed() -> None:
-    said: list[int] = []
-    looked = 0
-
-    def sample() -> ChannelSampled:
-        nonlocal looked
-        looked += 1
-        return ChannelSampled(node="n1", kv_pollution_ppm=looked // 10)
-
-    async def say(fact: ChannelSampled) -> None:
-        said.append(fact.kv_pollution_ppm or 0)
-
-    telling = asyncio.create_task(tell(sample, say, every_s=0.001))
-    await eventually(lambda: looked > 100)
-    telling.cancel()
-    assert said == list(range(looked // 10 + 1))
-
-
-async def test_orders_go_on_beside_a_watch_that_fails() -> None:
-    stopped: list[str] = []
-
-    async def broken() -> None:
-        raise ValueError("not expected")
-
-    async def endless() -> None:
-        try:
-            await asyncio.Event().wait()
-        finally:
-            stopped.append("endless")
-
-    tasks: list[asyncio.Task[None]] = []
-    async with channel.beside({"broken": broken, "endless": endless}):
-        tasks.extend(task for task in asyncio.all_tasks() if task.get_name() in {"broken", "endless"})
-        await eventually(lambda: any(task.done() for task in tasks))
-        assert stopped == []
-    assert stopped == ["endless"]
-    assert all(task.done() for task in tasks)

@@ -1,10 +1,7 @@
-"""What yoco says of its channel, and how often."""
+"""What yoco says of its channel."""
 
-import asyncio
-
-from kite.testing.eventually import eventually
 from kite_schemas.yoco import ChannelSampled, State
-from kite_yoco.channel import RECENT_MAX, recent, report, sampled
+from kite_yoco.channel import RECENT_MAX, recent, sampled
 
 
 def test_nothing_is_known_of_a_node_without_instances() -> None:
@@ -19,21 +16,3 @@ def test_the_shares_are_of_the_instances_that_are_there_and_of_the_last_starts()
     assert sampled("n1", states, starts, 350_000) == ChannelSampled(
         node="n1", instances=5, healthy_ppm=600_000, prewarm_success_ppm=800_000, fragmentation_ppm=350_000
     )
-
-
-async def test_a_report_comes_when_something_has_changed() -> None:
-    said: list[int] = []
-    looked = 0
-
-    def sample() -> ChannelSampled:
-        nonlocal looked
-        looked += 1
-        return ChannelSampled(node="n1", instances=looked // 10)
-
-    async def say(fact: ChannelSampled) -> None:
-        said.append(fact.instances)
-
-    reporting = asyncio.create_task(report(sample, say, every_s=0.001))
-    await eventually(lambda: looked > 100)
-    reporting.cancel()
-    assert said == list(range(looked // 10 + 1))

@@ -17,7 +17,6 @@ from typing import Literal
 
 import httpx
 import pytest
-from structlog.testing import capture_logs
 
 from kite.bus import EVT, TEL, Bus, dec_subject, tel_subject
 from kite.engine import Engine
@@ -35,7 +34,6 @@ from kite_schemas.yoco import InstanceChanged, InstanceReady, NodeRegistered, St
 from kite_yoco.devices import find_devices
 from kite_yoco.instances import Instance, Instances
 from kite_yoco.lifecycle import Event
-from kite_yoco.service import beside
 from kite_yoco.telemetry.gpu import device_windows
 from kite_yoco.telemetry.listener import Listener
 from kite_yoco.telemetry.memory import Memory
@@ -322,21 +320,6 @@ async def test_a_bus_that_does_not_keep_up_drops_windows_and_counts_them(tmp_pat
         outlet.put(compose("node/n1", empty(20), ORIGIN))
         await eventually(lambda: outlet.sent == 1)
         await outlet.close()
-
-
-async def test_a_watch_that_fails_is_said_in_the_log_and_orders_go_on() -> None:
-    async def failing() -> None:
-        raise ZeroDivisionError
-
-    async def going_on() -> None:
-        await asyncio.Event().wait()
-
-    with capture_logs() as logs:
-        async with beside({"sampler": failing, "channel": going_on}):
-            await eventually(lambda: logs)
-    assert [(line["event"], line["watch"], line["log_level"]) for line in logs] == [
-        ("watch_failed", "sampler", "error")
-    ]
 
 
 async def connected_to_a_bus_that_ends(tmp_path: Path) -> Bus:

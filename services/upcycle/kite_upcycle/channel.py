@@ -4,8 +4,8 @@ All of it only looks on: orders go on without it.
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Mapping, Sequence
-from contextlib import aclosing, asynccontextmanager
+from collections.abc import Callable, Sequence
+from contextlib import aclosing
 
 import structlog
 
@@ -19,15 +19,11 @@ from kite_upcycle import cache, core
 from kite_upcycle.cache import Load, Seen
 from kite_upcycle.shifts import Move, Shifts
 
-REPORT_S = 1.0  # at most so often, and only when something changed
 BASES_MAX = 64  # bases whose decay is remembered
 PULL_WINDOWS = 16  # in one request: a window of many instances is large
 RETRY_S = 1.0  # before windows are followed again
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger()
-
-Watch = Callable[[], Coroutine[None, None, None]]
-"""Looks on, for ever."""
 
 
 def report(node: str, base: str | None, decays: dict[str, int], seen: Seen, shifts: Sequence[Shift]) -> ChannelSampled:
@@ -94,22 +90,6 @@ class Channel:
             self.shifts.ask(Move(order.endpoint, former, order.resident.version, trace))
 
 
-async def tell(
-    sample: Callable[[], ChannelSampled],
-    say: Callable[[ChannelSampled], Awaitable[None]],
-    *,
-    every_s: float = REPORT_S,
-) -> None:
-    """Say what is sampled, each time it has changed, for ever. At first it is said that nothing is known."""
-    said: ChannelSampled | None = None
-    while True:
-        now = sample()
-        if now != said:
-            await say(now)
-            said = now
-        await asyncio.sleep(every_s)
-
-
 async def follow(bus: Bus, node: str, hear: Callable[[Window], None]) -> None:
     """Pass on the windows of a node from now on, for ever; what is lost is lost."""
     while True:
@@ -138,24 +118,3 @@ def read(raw: bytes) -> Window | None:
         log.debug("window_unreadable", reason=str(error))
         return None
     return data if isinstance(data, Window) else None
-
-
-@asynccontextmanager
-async def beside(watches: Mapping[str, Watch]) -> AsyncGenerator[None]:
-    """Run what only looks on beside the orders, which go on without it when it fails; the log says that it did."""
-    running = [asyncio.create_task(watch(), name=name) for name, watch in watches.items()]
-    for task in running:
-        task.add_done_callback(_lament)
-    try:
-        yield
-    finally:
-        for task in running:
-            task.cancel()
-        await asyncio.wait(running)
-
-
-def _lament(task: "asyncio.Task[None]") -> None:
-    """Log how a watch failed, if it did."""
-    if not task.cancelled() and (error := task.exception()) is not None:
-        hint = "orders go on; the report of the channel stays as it is until upcycle restarts"
-        log.error("watch_failed", watch=task.get_name(), exc_info=error, hint=hint)

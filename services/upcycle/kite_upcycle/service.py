@@ -19,6 +19,7 @@ from kite.events import Origin
 from kite.orders import GRACE_US, Emit, Received, Task, Tasks, Worker, stage
 from kite.probes import Probes
 from kite.proof import Missing, Proven
+from kite.watches import Watch, beside, tell
 from kite_schemas.proof import EffectMissing, EffectProven
 from kite_schemas.upcycle import (
     AdapterRefused,
@@ -367,11 +368,11 @@ async def serve(settings: Settings) -> None:
         log.info(
             "upcycle_ready", node=settings.node, adapter_root=str(settings.adapters), probes=probes.default().digest
         )
-        async with channel.beside(watches(bus, worker, watched, settings.node)):
+        async with beside(watches(bus, worker, watched, settings.node)):
             await worker.run()
 
 
-def watches(bus: Bus, worker: Worker, watched: Channel, node: str) -> dict[str, channel.Watch]:
+def watches(bus: Bus, worker: Worker, watched: Channel, node: str) -> dict[str, Watch]:
     """Return what looks on beside the orders."""
 
     async def say(sampled: ChannelSampled) -> None:
@@ -380,5 +381,5 @@ def watches(bus: Bus, worker: Worker, watched: Channel, node: str) -> dict[str, 
     return {
         "windows": partial(channel.follow, bus, node, watched.hear),
         "shifts": watched.shifts.run,
-        "channel": partial(channel.tell, watched.sample, say),
+        "channel": partial(tell, watched.sample, say),
     }

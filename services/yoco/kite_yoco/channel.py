@@ -1,13 +1,11 @@
 """What yoco says of its channel: how many instances are well, how starts went, how fragmented the memory is."""
 
-import asyncio
 from collections import deque
-from collections.abc import Awaitable, Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 
 from kite_schemas.model import PPM
 from kite_schemas.yoco import ChannelSampled, State
 
-REPORT_S = 1.0  # at most so often, and only when something changed
 RECENT_MAX = 20  # starts and wakes that count
 SICK = (State.FAILED, State.QUARANTINED)
 
@@ -38,19 +36,3 @@ def share_ppm(flags: Collection[bool]) -> int | None:
     (666666, None)
     """
     return sum(flags) * PPM // len(flags) if flags else None
-
-
-async def report(
-    sample: Callable[[], ChannelSampled],
-    say: Callable[[ChannelSampled], Awaitable[None]],
-    *,
-    every_s: float = REPORT_S,
-) -> None:
-    """Say what is sampled, each time it has changed, for ever. `every_s` is the constant but in tests."""
-    said: ChannelSampled | None = None
-    while True:
-        now = sample()
-        if now != said:
-            await say(now)
-            said = now
-        await asyncio.sleep(every_s)

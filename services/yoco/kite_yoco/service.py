@@ -1,8 +1,7 @@
 """The composition root of yoco: bus, worker and instances put together, registered, and taken apart again."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 
@@ -14,6 +13,7 @@ from kite.clock import mono_us
 from kite.errors import Fault, KiteError
 from kite.events import Origin, new_id
 from kite.orders import Worker
+from kite.watches import Watch, beside, tell
 from kite_schemas.arbitration import TransportChanged
 from kite_schemas.yoco import ChannelSampled, InstanceChanged, NodeRegistered, SleepMode
 from kite_yoco import channel
@@ -33,9 +33,6 @@ HANDLERS_S = 2.0  # for orders in hand to let go at the end
 FAREWELL_S = 3.0  # for the last facts: the bus may be gone already
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger()
-
-Watch = Callable[[], Coroutine[None, None, None]]
-"""Looks on and tells what it sees, for ever."""
 
 
 class StateUnwritable(KiteError):
@@ -87,7 +84,7 @@ async def serve_on(bus: Bus, listener: Listener, settings: Settings, origin: Ori
         notices={TransportChanged: partial(outlet.switch, registered.boot)},
     )
     sampler = Sampler(settings.node, registered.boot, origin, instances=instances, listener=listener, memory=memory)
-    watches = {"sampler": partial(sampler.run, outlet), "channel": partial(channel.report, sample, say)}
+    watches = {"sampler": partial(sampler.run, outlet), "channel": partial(tell, sample, say)}
     await work(worker, instances, registered, watches)
 
 
@@ -114,27 +111,6 @@ async def work(worker: Worker, instances: Instances, registered: NodeRegistered,
         running.result()
     finally:
         await to_the_end(close(worker, running, instances))
-
-
-@asynccontextmanager
-async def beside(watches: Mapping[str, Watch]) -> AsyncGenerator[None]:
-    """Run what only looks on beside the orders, which go on without it when it fails; the log says that it did."""
-    running = [asyncio.create_task(watch(), name=name) for name, watch in watches.items()]
-    for task in running:
-        task.add_done_callback(lament)
-    try:
-        yield
-    finally:
-        for task in running:
-            task.cancel()
-        await asyncio.wait(running)
-
-
-def lament(task: "asyncio.Task[None]") -> None:
-    """Log how a watch failed, if it did."""
-    if not task.cancelled() and (error := task.exception()) is not None:
-        hint = "orders go on; the node says nothing of the kind until yoco restarts"
-        log.error("watch_failed", watch=task.get_name(), exc_info=error, hint=hint)
 
 
 def registration(node: str) -> NodeRegistered:
