@@ -7,7 +7,7 @@ import pytest
 
 from kite_arbitrator.testing import BASE, NODE, SECOND_US, Doing, Story, of
 from kite_arbitrator.turns import WAYS
-from kite_schemas.arbitration import Channel, ChannelSelected, Discarded, PressureChanged
+from kite_schemas.arbitration import Channel, ChannelSelected, Discarded, Held, PressureChanged
 from kite_schemas.guard import Compared, ComparisonFailed
 from kite_schemas.ledger import Tick
 from kite_schemas.upcycle import Frozen, LoadFailed, RollbackOrdered, Unfrozen
@@ -184,14 +184,31 @@ def test_every_turn_has_its_own_discarding():
     assert all(later - earlier >= WINDOW_US for earlier, later in pairwise(times_us))
 
 
-def test_a_wake_that_somebody_asked_for_is_answered_each_time():
+def test_a_wake_that_somebody_asked_for_too_soon_is_put_off_and_ordered_after_the_window():
+    fleet, slept_us = put_to_sleep()
+    told_at(fleet, slept_us + 70_000).order()
+    (asked,) = [row for row in fleet.rows[-2:] if isinstance(row.data, OrderRequested)]
+    (data,) = of(fleet.last, Discarded)
+    assert (data.request, data.decision) == (asked.id, WakeOrdered.TYPE)
+    fleet.tell_at(slept_us + 120_000, Tick(), "ledger/fleet")
+    assert fleet.last == (), "said once"
+    fleet.tell_at(slept_us + WINDOW_US, Tick(), "ledger/fleet")
+    (woken,) = of(fleet.last, WakeOrdered)
+    assert woken.request == asked.id
+    assert fleet.state.wanted == {}
+
+
+def test_two_requests_that_were_put_off_get_one_standby_and_one_refusal():
     fleet, slept_us = put_to_sleep()
     for after_us in (70_000, 90_000):
         told_at(fleet, slept_us + after_us).order()
-        (asked,) = [row for row in fleet.rows[-2:] if isinstance(row.data, OrderRequested)]
-        (data,) = of(fleet.last, Discarded)
-        assert (data.request, data.decision) == (asked.id, WakeOrdered.TYPE)
-    assert fleet.state.orders == {}
+    fleet.tell_at(slept_us + WINDOW_US, Tick(), "ledger/fleet")
+    assert len(of(fleet.last, WakeOrdered)) == 1
+    fleet.wait(100_000)
+    (held,) = of(fleet.last, Held)
+    assert held.why.reason is Reason.NO_STANDBY
+    assert held.request is not None
+    assert fleet.state.wanted == {}
 
 
 def test_without_the_window_nothing_is_discarded():

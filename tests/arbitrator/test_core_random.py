@@ -26,7 +26,7 @@ from kite_arbitrator.state import OpenOrder, Row, State, current, stale
 from kite_arbitrator.testing import BASE, HEALTHY, IDLE, NODE, SECOND_US, WINDOW_US, Doing, Story, Told
 from kite_arbitrator.testing import adapter as adapter_of
 from kite_arbitrator.turns import way
-from kite_schemas.arbitration import ChannelSelected, Discarded, GapAcknowledged, Held, PressureChanged
+from kite_schemas.arbitration import ChannelSelected, GapAcknowledged, Held, PressureChanged
 from kite_schemas.guard import (
     Compared,
     ComparisonFailed,
@@ -459,7 +459,7 @@ def check_answered(fleet: Story) -> None:
 
 
 ANSWERS = (OrderRequested, ChangeRequested)
-ANSWERED = (WakeOrdered, Held, Discarded, PolicySet, ChangeRejected)
+ANSWERED = (WakeOrdered, Held, PolicySet, ChangeRejected)
 
 
 def check_ended(state: State) -> None:

@@ -11,7 +11,7 @@ from kite_schemas.model import Data
 from kite_schemas.policy import Policy, Pool
 from kite_schemas.upcycle import AdapterRef, Ending, InjectionRequested, Member, Resident
 from kite_schemas.why import Reason
-from kite_schemas.yoco import Device, SleepMode
+from kite_schemas.yoco import Device, OrderRequested, SleepMode
 from kite_schemas.yoco import State as Life
 
 Key = TypeVar("Key")
@@ -254,9 +254,9 @@ class State(Struct, frozen=True, kw_only=True):
 
     `pools` are those of the policy by node; `pressing` the pressures that are on; `decays` those that differ from the
     policy's, by base; `blocks` since when no standby is started, by node; `requested_us` the injections asked for in
-    the last minute; `gap_pos` the last gap of the bus that nobody has acknowledged, 0 without one; `probes` the digest
-    of the set that a base is compared with, where it is not the shipped one; `measured_pos` the last measurement that
-    answered an open order.
+    the last minute; `wanted` the requests for one more instance that have no answer yet; `gap_pos` the last gap of the
+    bus that nobody has acknowledged, 0 without one; `probes` the digest of the set that instances of a base are
+    compared with, where it is not the shipped one; `measured_pos` the last measurement that answered an open order.
     """
 
     ledger: str = ""
@@ -281,6 +281,7 @@ class State(Struct, frozen=True, kw_only=True):
     decays: Mapping[str, int] = {}
     blocks: Mapping[str, int] = {}
     requested_us: tuple[int, ...] = ()
+    wanted: Mapping[str, OrderRequested] = {}
     holds: Mapping[str, Hold] = {}
     turns: Mapping[str, Turn] = {}
     gap_pos: int = 0

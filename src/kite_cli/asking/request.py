@@ -9,8 +9,7 @@ from pydantic import JsonValue
 from kite_cli.asking.following import Story, Told, ask, make
 from kite_cli.asking.intake import bring
 from kite_cli.place import Address
-from kite_incident.timeline import detail
-from kite_schemas.arbitration import Discarded, GapAcknowledged, Held, Mode, ModeChanged, OrderExpired
+from kite_schemas.arbitration import GapAcknowledged, Held, Mode, ModeChanged, OrderExpired
 from kite_schemas.envelope import Event
 from kite_schemas.guard import Compared, ComparisonFailed, ComparisonRequested, DistributionMeasured
 from kite_schemas.policy import Change, ChangeRejected, ChangeRequested, PolicySet
@@ -248,9 +247,9 @@ def _is_compared(event: Event) -> bool:
 
 
 def closes(event: Event) -> bool:
-    """Tell whether an event ends a request for one order; what is held in passing is no answer to it."""
+    """Tell whether an event ends a request for one order; what is held in passing, or put off, is no answer to it."""
     match event.data:
-        case Held(request=request) | Discarded(request=request):
+        case Held(request=request):
             return request == event.header.correlationid
         case data:
             return isinstance(data, OrderExpired) or (isinstance(data, Outcome) and data.done)
@@ -261,8 +260,6 @@ def obstacle(story: Story) -> tuple[str, str]:
     match story.facts[-1].event.data:
         case Held(why=why, detail=said):
             return why.reason, said
-        case Discarded(why=why) as discarded:
-            return why.reason, detail(discarded)
         case OrderExpired(kind=kind, target=target):
             return "expired", f"{kind} for {target} expired"
         case OrderRefused() | OrderFailed() | ComparisonFailed() | EffectMissing() as failed:

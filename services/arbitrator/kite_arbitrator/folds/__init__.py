@@ -56,6 +56,7 @@ from kite_schemas.yoco import (
     NodeRegistered,
     OrderFailed,
     OrderRefused,
+    OrderRequested,
     PrewarmBlocked,
     PrewarmReleased,
     StartOrdered,
@@ -101,7 +102,7 @@ def _injection_requested(state: State, row: Row, data: InjectionRequested) -> St
 
 
 def _held(state: State, row: Row, data: Held) -> State:
-    return arbitration.held(guard.held(state, row, data), row, data)
+    return arbitration.held(guard.held(instances.answered(state, data.request), row, data), row, data)
 
 
 Fold = Callable[[State, Row, Any], State]  # Any: each fold takes the one payload type that the table gives it
@@ -125,6 +126,7 @@ FOLDS: dict[type[Data], Fold] = {
     PrewarmBlocked: pressure.blocked,
     PrewarmReleased: pressure.released,
     StartOrdered: instances.started,
+    OrderRequested: instances.wanted,
     WakeOrdered: instances.woken,
     DrainOrdered: instances.drained,
     InstanceChanged: instances.changed,

@@ -11,6 +11,7 @@ from kite_arbitrator.state import (
     State,
     backed_off,
     put,
+    with_item,
     without,
 )
 from kite_schemas.yoco import (
@@ -21,6 +22,7 @@ from kite_schemas.yoco import (
     NodeRegistered,
     OrderFailed,
     OrderRefused,
+    OrderRequested,
     StartOrdered,
     WakeOrdered,
 )
@@ -61,10 +63,21 @@ def started(state: State, row: Row, data: StartOrdered) -> State:
     )
 
 
+def wanted(state: State, row: Row, data: OrderRequested) -> State:
+    return structs.replace(state, wanted=with_item(state.wanted, row.id, data))
+
+
+def answered(state: State, request: str | None) -> State:
+    """A request for one more instance has its answer: an order, or why not."""
+    if request is None or request not in state.wanted:
+        return state
+    return structs.replace(state, wanted=without(state.wanted, request))
+
+
 def woken(state: State, _row: Row, data: WakeOrdered) -> State:
     """Whoever asked for it keeps it awake; what was held about the pool's capacity is done."""
     instance = state.instances[data.instance]
-    state = without_holds(state, instance.node, instance.base)
+    state = without_holds(answered(state, data.request), instance.node, instance.base)
     return put(state, structs.replace(instance, summoned=True, asked=data.request is not None))
 
 

@@ -13,7 +13,6 @@ from kite.testing.simulation.witness import carried, missed
 from kite_schemas.arbitration import (
     Channel,
     ChannelSelected,
-    Discarded,
     Held,
     OrderExpired,
     PressureChanged,
@@ -207,7 +206,7 @@ def _answers(rows: Rows) -> Iterator[str]:
         match row.data:
             case InjectionClosed(request=request) | PolicySet(request=request) | ChangeRejected(request=request):
                 yield request
-            case Held(request=str(request)) | Discarded(request=str(request)) | WakeOrdered(request=str(request)):
+            case Held(request=str(request)) | WakeOrdered(request=str(request)):
                 yield request
             case ComparisonOrdered(request=str(request)) | MeasurementOrdered(request=str(request)):
                 asked[row.id] = request

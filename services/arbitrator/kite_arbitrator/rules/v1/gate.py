@@ -26,7 +26,10 @@ def _repeats(state: State, subject: str, data: Held) -> bool:
 
 
 def _steady(state: State, row: Row, made: Draft) -> Draft | None:
-    """Discard what would undo the last decision about its target inside the window; say so once per turn."""
+    """Discard what would undo the last decision about its target inside the window; say so once per turn.
+
+    What somebody asked for is put off: its answer follows at a tick.
+    """
     window_us, found = current(state).arbitration.switch_window_us, way(made.data)
     if window_us is None or found is None:
         return made
@@ -35,7 +38,7 @@ def _steady(state: State, row: Row, made: Draft) -> Draft | None:
     if last is None or last.up is up or state.now_us - last.at_us >= window_us:
         return made
     request = getattr(made.data, "request", None)
-    if last.discarded and request is None:
+    if last.discarded:
         return None
     rule = at_least("arbitration.switch_window_us", state.now_us - last.at_us, window_us)
     account = why(state, row, Reason.JITTER, rules=[rule], inputs=[age(state, target, last.pos, last.at_us)])
