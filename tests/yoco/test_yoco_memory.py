@@ -11,7 +11,7 @@ import pytest
 
 from kite.clock import mono_us
 from kite.engine import EngineAnswer
-from kite.engine.reading import read_folders
+from kite.engine.reading import Allocation, read_folders
 from kite.events import Origin, new_id
 from kite.testing import adapters
 from kite.testing.engine import tiny_spec
@@ -22,12 +22,23 @@ from kite_yoco.instances import Instance, Instances
 from kite_yoco.lifecycle import Event
 from kite_yoco.telemetry.gpu import device_windows
 from kite_yoco.telemetry.listener import Listener
-from kite_yoco.telemetry.memory import FRESH_US, Holding, Memory, estimate, estimates, folders_bytes, weights_bytes
+from kite_yoco.telemetry.memory import (
+    FRESH_US,
+    Fragmentation,
+    Holding,
+    Memory,
+    estimate,
+    folders_bytes,
+    fragmentation,
+    fragmentations,
+    weights_bytes,
+)
 from kite_yoco.telemetry.sampler import Sampler
 
 ANSWER_S = 60.0
 GIB = 1024**3
 CAPACITY_BYTES = 4 * GIB
+GPU = Device(id="GPU-1", kind="gpu", memory_bytes=1_000)
 DEVICES = tuple(Device(id=name, kind="cpu", memory_bytes=CAPACITY_BYTES) for name in ("cpu0", "cpu1"))
 
 
@@ -51,17 +62,43 @@ def test_the_estimate_is_what_is_held_over_what_the_weights_leave(
     assert estimate(1_000, holdings) == expected
 
 
-def test_a_device_of_which_something_is_not_known_is_left_out_and_so_is_a_gpu() -> None:
-    gpu = Device(id="GPU-1", kind="gpu", memory_bytes=1_000)
+def test_a_device_of_which_something_is_not_known_is_left_out() -> None:
     holdings = [Holding("cpu0", 1, None, 0), Holding("cpu1", 1, 0, 0), Holding("GPU-1", 1, 0, 0)]
-    assert estimates([*DEVICES, gpu], holdings) == {"cpu1": 0}
+    assert fragmentations([*DEVICES, GPU], holdings) == estimated({"cpu1": 0})
+
+
+@pytest.mark.parametrize(
+    ("allocations", "expected"),
+    [
+        ([(1_000, 350)], 350_000),
+        ([(1_000, 351)], 351_000),
+        ([(800, 100), (200, 150)], 250_000),
+        ([(0, 0)], None),
+        ([], None),
+    ],
+)
+def test_on_a_gpu_it_is_what_torch_has_reserved_and_cannot_use(
+    allocations: list[tuple[int, int]], expected: int | None
+) -> None:
+    held = Holding("GPU-1", 1, 0, 0, [Allocation(*one) for one in allocations])
+    found = None if expected is None else Fragmentation(expected, FragmentationSource.TORCH)
+    assert fragmentation(GPU, [held]) == found
+
+
+def test_one_worker_without_an_answer_makes_a_gpu_unknown() -> None:
+    held = [Holding("GPU-1", 1, 0, 0, [Allocation(1_000, 350)]), Holding("GPU-1", 1, 0, 0, None)]
+    assert fragmentation(GPU, held) is None
 
 
 def test_what_is_known_of_a_device_names_its_source() -> None:
-    assert device_windows({"GPU-1": 5}, {"cpu0": 7}) == (
+    assert device_windows({"GPU-1": 5}, estimated({"cpu0": 7})) == (
         DeviceWindow(id="GPU-1", bandwidth_ppm=5),
         DeviceWindow(id="cpu0", fragmentation_ppm=7, fragmentation_source=FragmentationSource.ESTIMATE),
     )
+
+
+def estimated(ppm: dict[str, int]) -> dict[str, Fragmentation]:
+    return {name: Fragmentation(value, FragmentationSource.ESTIMATE) for name, value in ppm.items()}
 
 
 def write(file: Path, size_bytes: int) -> None:
@@ -133,7 +170,7 @@ def go(instance: Instance, *events: Event) -> None:
 
 async def known(memory: Memory) -> dict[str, int]:
     await memory.read()
-    return dict(memory.fragmentation(mono_us()))
+    return {name: found.ppm for name, found in memory.fragmentation(mono_us()).items()}
 
 
 async def test_loaded_adapters_and_sleeping_caches_are_measured(
@@ -201,4 +238,4 @@ async def test_every_window_tells_of_the_devices(instances: Instances) -> None:
         await eventually(lambda: read.fragmentation(mono_us()))
         reading.cancel()
         for _ in range(2):
-            assert sampler.window(mono_us()).devices == device_windows({}, {"cpu0": 0, "cpu1": 0})
+            assert sampler.window(mono_us()).devices == device_windows({}, estimated({"cpu0": 0, "cpu1": 0}))

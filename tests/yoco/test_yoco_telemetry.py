@@ -28,7 +28,7 @@ from kite.testing.eventually import eventually
 from kite.testing.orders import notify
 from kite_schemas.arbitration import Transport
 from kite_schemas.envelope import decode
-from kite_schemas.telemetry import InstanceWindow, Source, Window
+from kite_schemas.telemetry import FragmentationSource, InstanceWindow, Source, Window
 from kite_schemas.why import Reason, Why
 from kite_schemas.yoco import InstanceChanged, InstanceReady, NodeRegistered, StartOrdered
 from kite_yoco.devices import find_devices
@@ -36,7 +36,7 @@ from kite_yoco.instances import Instance, Instances
 from kite_yoco.lifecycle import Event
 from kite_yoco.telemetry.gpu import device_windows
 from kite_yoco.telemetry.listener import Listener
-from kite_yoco.telemetry.memory import Memory
+from kite_yoco.telemetry.memory import Fragmentation, Memory
 from kite_yoco.telemetry.outlet import IN_FLIGHT_MAX, Outlet
 from kite_yoco.telemetry.sampler import Sampler
 
@@ -193,7 +193,8 @@ async def test_an_idle_node_sends_windows_in_step(node: Node) -> None:
     assert [window.seq for window in windows] == list(range(1, len(windows) + 1))
     assert {window.boot for window in windows} == {node.registered.boot}
     assert {(window.node, window.instances) for window in windows} == {(NODE, ())}
-    empty = {device.id: 0 for device in node.registered.devices if device.kind == "cpu"}
+    nothing = Fragmentation(0, FragmentationSource.ESTIMATE)
+    empty = {device.id: nothing for device in node.registered.devices if device.kind == "cpu"}
     await eventually(lambda: windows[-1].devices == device_windows({}, empty))
     assert all(window.sampled_us <= window.emitted_us for window in windows)
     for before, after in pairwise(windows):

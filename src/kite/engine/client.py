@@ -13,10 +13,12 @@ from kite.engine.reading import (
     TOKENS_MAX,
     TOP_MAX,
     Activity,
+    Allocation,
     Distribution,
     complete,
     named,
     read_activity,
+    read_allocations,
     read_distribution,
     read_flag,
     read_folders,
@@ -24,6 +26,7 @@ from kite.engine.reading import (
     read_written,
     words,
 )
+from kite.telemetry.allocator import METHOD
 
 CONNECT_S = 2.0  # loopback: it answers at once or is not there
 HEALTH_S = 2.0
@@ -79,6 +82,13 @@ class Engine:
     async def adapters(self) -> Mapping[str, str]:
         """Return the folder of each loaded adapter, as the engine was told it, by served name."""
         return read_folders(as_json(await self._call("GET", "/v1/models", "the list of adapters", CONTROL_S)))
+
+    async def allocations(self) -> tuple[Allocation, ...] | None:
+        """Return what torch's allocator holds for each worker, None on CPU: it answers between two steps."""
+        body = {"method": METHOD}
+        return read_allocations(
+            as_json(await self._call("POST", "/collective_rpc", "its allocators", CONTROL_S, body=body))
+        )
 
     async def load(self, name: str, path: str) -> None:
         """Load the adapter in folder `path` (as the engine sees it) under a new `name`; a name is never loaded anew.

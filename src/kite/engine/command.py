@@ -3,6 +3,7 @@
 import sys
 from collections.abc import Mapping
 
+from kite.telemetry.allocator import EXTENSION
 from kite_schemas.yoco import EngineSpec
 
 HOST = "127.0.0.1"
@@ -49,6 +50,7 @@ def vllm_arguments(spec: EngineSpec, port: int) -> list[str]:
         "--max-lora-rank": spec.max_lora_rank,
         "--block-size": spec.block_size,
         "--kv-cache-memory-bytes": spec.kv_cache_bytes,
+        "--worker-extension-cls": EXTENSION,
     }
     pairs = [word for name, value in options.items() for word in (name, str(value))]
     return [sys.executable, "-m", VLLM_MODULE, *pairs, "--enable-lora", "--disable-uvicorn-access-log"]

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import cast
 
 from kite.engine.errors import EngineAnswer
+from kite.telemetry.allocator import INACTIVE, RESERVED
 
 TOKEN_PREFIX = "token_id:"  # noqa: S105 - the protocol's word for a token of the vocabulary
 FLOOR_NATS = -9_999.0  # the protocol's stand-in for minus infinity (JSON has none)
@@ -17,6 +18,14 @@ WORDS_MAX = 2_000  # characters of an error text that are kept
 SUM_SLACK = 1e-3  # float32 (and bfloat16 logits) may push a sum of probabilities past 1 by this much
 
 Json = Mapping[str, object]
+
+
+@dataclass(frozen=True, slots=True)
+class Allocation:
+    """What torch's allocator holds for one worker: all it has reserved, and what of it is split off and lies idle."""
+
+    reserved_bytes: int
+    inactive_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +132,21 @@ def read_names(answer: object) -> tuple[str, ...]:
         return tuple(str(card["id"]) for card in cards)
     except (KeyError, TypeError) as error:
         raise EngineAnswer("the list of models has another form") from error
+
+
+def read_allocations(answer: object) -> tuple[Allocation, ...] | None:
+    """Return the allocation of each worker, None when one has no GPU. Raises EngineAnswer.
+
+    >>> read_allocations({"results": [{"reserved_bytes": 8, "inactive_split_bytes": 2}]})
+    (Allocation(reserved_bytes=8, inactive_bytes=2),)
+    """
+    try:
+        workers = cast("Sequence[Mapping[str, int] | None]", cast("Json", answer)["results"])
+        if not workers or None in workers:
+            return None
+        return tuple(Allocation(int(told[RESERVED]), int(told[INACTIVE])) for told in workers if told is not None)
+    except (KeyError, TypeError, ValueError) as error:
+        raise EngineAnswer("the allocators have another form") from error
 
 
 def read_written(answer: object) -> int:

@@ -139,6 +139,9 @@ class EngineContract:
         assert await engine.healthy()
         assert await engine.models() == (BASE_NAME,)
 
+    async def test_without_a_gpu_no_allocator_is_known(self, engine: Engine) -> None:
+        assert await engine.allocations() is None
+
     async def test_loads_and_unloads(self, engine: Engine, tiny_adapters: Adapters) -> None:
         await engine.load("credit@1", str(tiny_adapters.good))
         assert await engine.models() == (BASE_NAME, "credit@1")

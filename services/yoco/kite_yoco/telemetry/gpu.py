@@ -13,8 +13,9 @@ from typing import Protocol, cast
 import structlog
 
 from kite_schemas.model import PPM
-from kite_schemas.telemetry import DeviceWindow, FragmentationSource
+from kite_schemas.telemetry import DeviceWindow
 from kite_schemas.yoco import DEVICES_MAX
+from kite_yoco.telemetry.memory import Fragmentation
 
 PERCENT = 100
 
@@ -146,14 +147,16 @@ def ppm(percent: float) -> int | None:
     return min(PPM, max(0, round(percent * PPM / PERCENT))) if math.isfinite(percent) else None
 
 
-def device_windows(bandwidths: Mapping[str, int], estimates: Mapping[str, int]) -> tuple[DeviceWindow, ...]:
-    """Return the devices of which something is known: bandwidths and estimated fragmentation, in ppm by id."""
+def device_windows(
+    bandwidths: Mapping[str, int], fragmentations: Mapping[str, Fragmentation]
+) -> tuple[DeviceWindow, ...]:
+    """Return the devices of which something is known: bandwidths in ppm and fragmentation, by id."""
     return tuple(
         DeviceWindow(
             id=name,
             bandwidth_ppm=bandwidths.get(name),
-            fragmentation_ppm=estimates.get(name),
-            fragmentation_source=FragmentationSource.ESTIMATE if name in estimates else None,
+            fragmentation_ppm=fragmentations[name].ppm if name in fragmentations else None,
+            fragmentation_source=fragmentations[name].source if name in fragmentations else None,
         )
-        for name in sorted({*bandwidths, *estimates})[:DEVICES_MAX]
+        for name in sorted({*bandwidths, *fragmentations})[:DEVICES_MAX]
     )

@@ -1,4 +1,4 @@
-"""How much of a device's memory is held by what does not serve: the fragmentation of nodes without an allocator's own.
+"""How much of a device's memory is held by what does not serve: as torch's allocator has it on a GPU, else estimated.
 
 The estimate is (retained adapters + sleeping residue) / (capacity - resident weights), from what is on the disk and
 what the engines list. It is read at a slow pace, beside the beat of the windows.
@@ -13,7 +13,9 @@ from typing import cast
 
 from kite.clock import US_PER_S, mono_us
 from kite.engine import EngineError, EngineSpec
+from kite.engine.reading import Allocation
 from kite_schemas.model import PPM
+from kite_schemas.telemetry import FragmentationSource
 from kite_schemas.yoco import Device, State
 from kite_yoco.instances import Instance, Instances
 
@@ -33,16 +35,43 @@ class Holding:
     weights_bytes: int | None
     adapters_bytes: int | None
     residue_bytes: int
+    allocations: Sequence[Allocation] | None = None  # of a GPU's workers
 
 
-def estimates(devices: Iterable[Device], holdings: Sequence[Holding]) -> dict[str, int]:
-    """Return the fragmentation of the CPU devices in ppm by id; one of which something is not known is left out."""
-    found = {
-        device.id: estimate(device.memory_bytes, [held for held in holdings if held.device == device.id])
-        for device in devices
-        if device.kind == "cpu"
-    }
+@dataclass(frozen=True, slots=True)
+class Fragmentation:
+    """How fragmented a device is, and who says so."""
+
+    ppm: int
+    source: FragmentationSource
+
+
+def fragmentations(devices: Iterable[Device], holdings: Sequence[Holding]) -> dict[str, Fragmentation]:
+    """Return the fragmentation of the devices by id; one of which something is not known is left out."""
+    found = {device.id: fragmentation(device, [h for h in holdings if h.device == device.id]) for device in devices}
     return {device: value for device, value in found.items() if value is not None}
+
+
+def fragmentation(device: Device, holdings: Sequence[Holding]) -> Fragmentation | None:
+    """Return the fragmentation of one device: as its allocators have it on a GPU, else estimated."""
+    if device.kind == "gpu":
+        value, source = allocated(holdings), FragmentationSource.TORCH
+    else:
+        value, source = estimate(device.memory_bytes, holdings), FragmentationSource.ESTIMATE
+    return None if value is None else Fragmentation(value, source)
+
+
+def allocated(holdings: Sequence[Holding]) -> int | None:
+    """Return the share of what torch has reserved that is split off and idle, in ppm; None when it is not known.
+
+    >>> allocated([Holding("GPU-1", 1, 1, 0, [Allocation(800, 100), Allocation(200, 150)])])
+    250000
+    """
+    told = [allocation for held in holdings for allocation in held.allocations or ()]
+    reserved_bytes = sum(allocation.reserved_bytes for allocation in told)
+    if any(held.allocations is None for held in holdings) or not reserved_bytes:
+        return None
+    return min(PPM, sum(allocation.inactive_bytes for allocation in told) * PPM // reserved_bytes)
 
 
 def estimate(capacity_bytes: int, holdings: Sequence[Holding]) -> int | None:
@@ -101,17 +130,17 @@ class Memory:
         self._devices = devices
         self._instances = instances
         self._weights: dict[str, int] = {}  # by path of the base: its files never change
-        self._known: Mapping[str, int] = {}
+        self._known: Mapping[str, Fragmentation] = {}
         self._known_us = 0
 
-    def fragmentation(self, now_us: int) -> Mapping[str, int]:
-        """Return what is known at a monotonic time, in ppm by device."""
+    def fragmentation(self, now_us: int) -> Mapping[str, Fragmentation]:
+        """Return what is known at a monotonic time, by device."""
         return self._known if now_us - self._known_us <= FRESH_US else {}
 
     def worst(self, now_us: int) -> int | None:
         """Return the fragmentation of the worst device in ppm, None unless that of all is known."""
         known = self.fragmentation(now_us)
-        return max(known.values()) if len(known) == len(self._devices) else None
+        return max(found.ppm for found in known.values()) if len(known) == len(self._devices) else None
 
     async def run(self) -> None:
         """Read until cancelled."""
@@ -124,13 +153,14 @@ class Memory:
         living = [instance for instance in self._instances if instance.lives]
         specs = [instance.running.spec for instance in living]  # now: an instance may end meanwhile
         holdings = await asyncio.gather(*map(self._holding, living, specs))
-        self._known, self._known_us = estimates(self._devices, holdings), mono_us()
+        self._known, self._known_us = fragmentations(self._devices, holdings), mono_us()
 
     async def _holding(self, instance: Instance, spec: EngineSpec) -> Holding:
         state, device = instance.state, instance.device
         folders = await listed(instance)
         weights, adapters = await asyncio.to_thread(self._sizes, spec.base_path, folders)
-        return Holding(device, weights, adapters, residue_bytes(state, spec))
+        allocations = None if spec.cpus else await allocations_of(instance)
+        return Holding(device, weights, adapters, residue_bytes(state, spec), allocations)
 
     def _sizes(self, base: str, folders: Sequence[str] | None) -> tuple[int | None, int | None]:
         if base not in self._weights and (found := weights_bytes(Path(base))) is not None:
@@ -145,5 +175,14 @@ async def listed(instance: Instance) -> Sequence[str] | None:
     try:
         async with asyncio.timeout(LIST_S):
             return tuple((await instance.engine.adapters()).values())
+    except (EngineError, TimeoutError):
+        return None
+
+
+async def allocations_of(instance: Instance) -> Sequence[Allocation] | None:
+    """Return what the allocators of an instance hold, None when it does not say."""
+    try:
+        async with asyncio.timeout(LIST_S):
+            return await instance.engine.allocations()
     except (EngineError, TimeoutError):
         return None

@@ -14,6 +14,7 @@ from msgspec import structs
 
 from kite.clock import US_PER_S
 from kite.telemetry import Totals
+from kite.telemetry.allocator import METHOD
 from kite.testing.fake.cache import PrefixCache
 from kite.testing.fake.completion import complete, parse
 from kite.testing.fake.gate import Gate, Gone
@@ -190,6 +191,14 @@ def reset_prefix_cache(handler: Handler, fake: Fake) -> None:
     send_json(handler, {"success": idle})
 
 
+def collective_rpc(handler: Handler, fake: Fake) -> None:
+    """Call a method of the one worker, which has no GPU: it has nothing to say of an allocator."""
+    del fake
+    if handler.body().get("method") != METHOD:
+        raise Refused(HTTPStatus.INTERNAL_SERVER_ERROR, "")
+    send_json(handler, {"results": [None]})
+
+
 def metrics(handler: Handler, fake: Fake) -> None:
     """Write some of vLLM's metrics. Like vLLM's, the gauges do not count the requests that a pause holds."""
     totals = fake.totals()
@@ -232,4 +241,5 @@ POSTS: Mapping[str, Route] = {
     "/pause": pause,
     "/resume": resume,
     "/reset_prefix_cache": reset_prefix_cache,
+    "/collective_rpc": collective_rpc,
 }
