@@ -29,7 +29,8 @@ class Worst(Struct, frozen=True, kw_only=True):
 def select(state: State, row: Row) -> Iterator[Draft]:
     """Decide the channel of every blend that the row may have something to say about."""
     limits = current(state).arbitration
-    ruled = not limits.fragmentation_max_ppm is limits.hit_rate_min_ppm is limits.latency_sigma_max_us is None
+    set_to = (limits.fragmentation_max_ppm, limits.hit_rate_min_ppm, limits.latency_sigma_max_us)
+    ruled = any(limit is not None for limit in set_to)
     for blend in _concerned(state, row):
         if not ruled:
             yield from _freed(state, row, blend)
