@@ -15,6 +15,7 @@ from kite_arbitrator.state import Row, State
 from kite_schemas.envelope import Event, Header, encode
 from kite_schemas.ledger import DeadlineMissed, EventIdConflict, Rejected
 from kite_schemas.model import Data
+from kite_schemas.why import Request
 
 Clock = Callable[[int], int]
 """Takes the last ledger time and returns the next, in microseconds."""
@@ -23,6 +24,24 @@ TRACE_ID = slice(3, 35)
 """Where a traceparent has its trace id."""
 
 LEDGER_SUBJECT = "ledger/fleet"
+
+
+TRACES_MAX = 1_024
+"""How many requests are remembered by their trace; the oldest leave."""
+
+
+class Traces(dict[str, str]):
+    """The traces of the last requests by id: what was put off and is decided at a tick belongs to its request's trace.
+
+    They are not in the state, since no decision reads them; a new leader knows none, and decides the same.
+    """
+
+    def keep(self, header: Header) -> None:
+        """Remember a request, and forget the oldest when there are too many."""
+        if header.traceparent:
+            self[header.id] = header.traceparent
+        while len(self) > TRACES_MAX:
+            del self[next(iter(self))]
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +64,7 @@ class Batch:
     origin: Origin
     bus_epoch: int
     known: dict[str, bytes] = field(default_factory=dict[str, bytes])
+    traces: Traces = field(default_factory=Traces)
     came_us: int = field(default_factory=clock.mono_us)
     drafts: list[Draft] = field(default_factory=list[Draft])
     sends: list[Outgoing] = field(default_factory=list[Outgoing])
@@ -99,6 +119,8 @@ class Batch:
             ledger_us=self.now(self.state.now_us),
             data=data,
         )
+        if isinstance(data, Request):
+            self.traces.keep(header)
         self._append(header, raw, row, message)
         self.state, decisions = core.step(self.state, row)
         for decision in decisions:
@@ -106,18 +128,20 @@ class Batch:
 
     def _decision(self, cause: Header, decision: Row) -> None:
         assert decision.data is not None  # noqa: S101 # rules make typed decisions
+        request: str | None = getattr(decision.data, "request", None)
+        parent = cause.traceparent or self.traces.get(request or "")
         name = f"decide {decision.type}"
         attributes = {"kite.decision.id": decision.id, "kite.pos": decision.pos, "kite.event.type": decision.type}
-        with tracing.span(name, parent=cause.traceparent, attributes=attributes) as span:
+        with tracing.span(name, parent=parent, attributes=attributes) as span:
             header = Header(
                 id=decision.id,
                 source=self.origin.source,
                 type=decision.type,
                 subject=decision.subject,
                 time=clock.iso(decision.ledger_us),
-                correlationid=getattr(decision.data, "request", None) or cause.correlationid or cause.id,
+                correlationid=request or cause.correlationid or cause.id,
                 causationid=cause.id,
-                traceparent=span.traceparent or cause.traceparent,
+                traceparent=span.traceparent or parent,
                 producer=self.origin.producer,
             )
         self._append(header, encode(header, decision.data), decision)

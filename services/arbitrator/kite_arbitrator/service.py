@@ -15,7 +15,7 @@ from kite.errors import Fault, KiteError
 from kite.events import Origin, compose, new_id
 from kite.ledger import AsyncLedger, Cursor, DuplicateEvent, Head, Outgoing, Reader, Route, Row, Send
 from kite_arbitrator import core, pace, shipped
-from kite_arbitrator.batch import Batch
+from kite_arbitrator.batch import Batch, Traces
 from kite_arbitrator.intake import WINDOWS_MAX, Intake, Load, arrive, ids
 from kite_arbitrator.reading import LASTING, read
 from kite_arbitrator.relay import Relay
@@ -70,6 +70,7 @@ class Arbitrator:
         self._stream = stream
         self._now = LedgerClock(ledger.head.ledger_us)
         self._intake = Intake()
+        self._traces = Traces()
         self._missed: DeadlineMissed | None = None
         self._routed = state
         self._routes: tuple[Route, ...] | None = None
@@ -206,7 +207,7 @@ class Arbitrator:
             self._relay.put([_send(rows[send.draft], send) for send in batch.sends])
 
     def _batch(self, known: dict[str, bytes]) -> Batch:
-        return Batch(self._state, self._now, ORIGIN, BUS_EPOCH, known)
+        return Batch(self._state, self._now, ORIGIN, BUS_EPOCH, known, self._traces)
 
     def _cursor(self, seq: int, message_id: str) -> Cursor:
         created = self._stream.created
