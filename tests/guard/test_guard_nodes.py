@@ -287,6 +287,9 @@ async def test_an_instance_that_goes_in_mid_comparison_is_no_agreement(
     fleet = fleet_of(sides[0].url, going.url)
     change(fleet, "guard.enabled", value=True)
     await sides[0].load(version(fleet), str(tiny_adapters.good))
+    async with Engine(going.url) as other:
+        await other.load(version(fleet), str(tiny_adapters.good))
+        await other.pause()  # it takes the question, and has not answered when it goes
 
     async def end(order: Guarded) -> None:
         if order.node == NODES[1]:
