@@ -338,6 +338,11 @@ def pool_subject(node: str, base: str) -> str:
     return f"pool/{node}.{base}"
 
 
+def pool_of(state: State, node: str, base: str) -> Pool | None:
+    """Return the pool of a base on a node, None when the policy has none."""
+    return next((pool for pool in state.pools.get(node, ()) if pool.spec.served_name == base), None)
+
+
 def instance_id(pool: Pool, number: int) -> str:
     """Return the name of the `number`-th instance of a pool; those for standby come last."""
     return f"{pool.node}-{pool.spec.served_name}-{number}"

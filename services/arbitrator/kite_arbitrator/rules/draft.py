@@ -111,6 +111,12 @@ def heard(state: State, feed: Feed) -> InputAge:
     return age(state, f"window/{feed.node}", feed.pos, feed.seen_us - feed.lag_us - feed.held_us)
 
 
+def windows(state: State, node: str) -> list[InputAge]:
+    """Return the newest window of a node as the input of a decision; none when it has sent none."""
+    feed = state.feeds.get(node)
+    return [heard(state, feed)] if feed and feed.pos else []
+
+
 def age(state: State, name: str, pos: int, at_us: int) -> InputAge:
     """Return a fact that a decision read, with its age in ledger time."""
     return InputAge(id=name, pos=pos, age_us=max(0, state.now_us - at_us))

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Iterator
 
-from kite_arbitrator.rules.draft import Draft, heard, reached, seen, why
+from kite_arbitrator.rules.draft import Draft, reached, seen, why, windows
 from kite_arbitrator.rules.v1.fleet import drain_order
 from kite_arbitrator.rules.v1.handover import order as wake_order
 from kite_arbitrator.rules.v1.pressure import pressed_pool, undecided
@@ -14,13 +14,15 @@ from kite_arbitrator.state import (
     current,
     instances_of,
     lost_node,
+    pool_of,
     pool_subject,
+    reachable,
     stale,
 )
 from kite_schemas.arbitration import Channel, Held
 from kite_schemas.ledger import Tick
 from kite_schemas.policy import Pool
-from kite_schemas.why import Candidate, InputAge, Reason
+from kite_schemas.why import Candidate, Reason
 from kite_schemas.yoco import State as Life
 
 OLD = "the node's windows are too old to act on"
@@ -38,7 +40,7 @@ def grow(state: State, row: Row) -> Iterator[Draft]:
         else:
             chosen = [c.model_copy(update={"chosen": c.id == able[0]}) for c in candidates]
             instance = state.instances[able[0]]
-            inputs = [seen(state, instance), *_windows(state, pool)]
+            inputs = [seen(state, instance), *windows(state, pool.node)]
             yield wake_order(state, instance, why(state, row, need, candidates=chosen, inputs=inputs))
 
 
@@ -56,7 +58,7 @@ def shrink(state: State, row: Row) -> Iterator[Draft]:
         elif stale(state, pool.node):
             yield _held(state, row, pool, Reason.STALE, OLD)
         else:
-            inputs = [seen(state, instance), *_windows(state, pool)]
+            inputs = [seen(state, instance), *windows(state, pool.node)]
             yield drain_order(state, instance, why(state, row, Reason.IDLE, rules=[rule], inputs=inputs))
 
 
@@ -69,8 +71,13 @@ def _needs(state: State, row: Row) -> Iterator[tuple[Pool, Reason]]:
         return
     turned = _on_yoco(state)
     for pool in current(state).fleet.pools if state.pressing else ():
-        if pressed_pool(state, pool) and _reachable(state, pool) and not _awake(state, instances_of(state, pool)):
-            turned -= {pool.spec.served_name} if _able(state, pool) else set()
+        if (
+            pressed_pool(state, pool)
+            and not lost_node(state, pool.node)
+            and not _awake(state, instances_of(state, pool))
+        ):
+            if _able(state, pool):
+                turned.discard(pool.spec.served_name)
             yield pool, Reason.PRESSURE
     for base in sorted(turned):
         if not _awake(state, (i for i in state.instances.values() if i.base == base)):
@@ -82,17 +89,12 @@ def _awake(state: State, instances: Iterable[Instance]) -> bool:
     return any(instance.summoned and not lost_node(state, instance.node) for instance in instances)
 
 
-def _reachable(state: State, pool: Pool) -> bool:
-    return pool.node in state.nodes and not lost_node(state, pool.node)
-
-
 def _first(state: State, base: str) -> list[Pool]:
     """Return the first pool of a base that can be reached: fresh and with a standby that can be woken, if there is one.
 
     It is none when no pool of the base can be reached.
     """
-    pools = [p for p in current(state).fleet.pools if p.spec.served_name == base and _reachable(state, p)]
-    return sorted(pools, key=lambda pool: not _able(state, pool))[:1]
+    return sorted(reachable(state, base), key=lambda pool: not _able(state, pool))[:1]
 
 
 def _able(state: State, pool: Pool) -> bool:
@@ -127,7 +129,7 @@ def _idle(state: State) -> Iterator[tuple[Pool, Instance]]:
     targets = {name for injection in state.injections.values() for name in injection.targets}
     turned = _on_yoco(state)
     for instance in sorted(awake, key=lambda i: i.id):
-        pool = next((p for p in state.pools.get(instance.node, ()) if p.spec.served_name == instance.base), None)
+        pool = pool_of(state, instance.node, instance.base)
         if pool is None or pressed_pool(state, pool) or instance.base in turned:
             continue
         if instance.id not in targets and not busy(state, instance.id):
@@ -143,13 +145,8 @@ def _busy_until_us(state: State, pool: Pool, instance: Instance) -> int:
     return max([instance.seen_us, found.since_us if found else 0, *channels])
 
 
-def _windows(state: State, pool: Pool) -> list[InputAge]:
-    feed = state.feeds.get(pool.node)
-    return [heard(state, feed)] if feed and feed.pos else []
-
-
 def _held(
     state: State, row: Row, pool: Pool, reason: Reason, detail: str, *, candidates: Iterable[Candidate] = ()
 ) -> Draft:
-    account = why(state, row, reason, candidates=candidates, inputs=_windows(state, pool))
+    account = why(state, row, reason, candidates=candidates, inputs=windows(state, pool.node))
     return Draft(f"capacity/{pool.node}.{pool.spec.served_name}", Held(detail=detail, why=account))

@@ -35,7 +35,7 @@ STARTING = frozenset({Life.STARTING, Life.WARMING})
 def start(state: State, row: Row) -> Iterator[Draft]:
     """Start every instance that the policy wants and the node lacks, one at a time per device."""
     for pool in asked(state, row):
-        if pool.node not in state.nodes or lost_node(state, pool.node):
+        if lost_node(state, pool.node):
             continue
         for number in range(pool.ready + pool.standbys):
             draft = _start(state, row, pool, number)
@@ -88,11 +88,12 @@ def _obstacle(
     if standby and pool.node in state.blocks:
         return Reason.PREWARM_BLOCKED, f"{pool.node} sheds: no standby is started there", ()
     needed = needed_bytes(state, pool.node, pool.spec.served_name)
-    if needed is None or fits(state, pool, device):
+    if needed is None:
         return None
     free = free_bytes(state, pool.node, device)
+    rule = at_most("yoco.reserve_bytes", needed, free)
     detail = f"{device.id} has {free} bytes left in one piece, an instance takes {needed}"
-    return Reason.MEMORY, detail, (at_most("yoco.reserve_bytes", needed, free),)
+    return (Reason.MEMORY, detail, (rule,)) if rule.fired else None
 
 
 def _device(state: State, pool: Pool, name: str) -> Device:
@@ -118,8 +119,7 @@ def _cpus(device: Device) -> str:
 
 
 def _running(state: State, pool: Pool) -> int:
-    names = [instance_id(pool, number) for number in range(pool.ready + pool.standbys)]
-    return sum(name in state.instances and state.instances[name].state not in STARTABLE for name in names)
+    return sum(instance.state not in STARTABLE for instance in instances_of(state, pool))
 
 
 def _with_planned(state: State, data: Data) -> State:

@@ -37,9 +37,9 @@ def _steady(state: State, row: Row, made: Draft) -> Draft | None:
     last = state.turns.get(target)
     if last is None or last.up is up or state.now_us - last.at_us >= window_us:
         return made
-    request = getattr(made.data, "request", None)
     if last.discarded:
         return None
+    request = getattr(made.data, "request", None)
     rule = at_least("arbitration.switch_window_us", state.now_us - last.at_us, window_us)
     account = why(state, row, Reason.JITTER, rules=[rule], inputs=[age(state, target, last.pos, last.at_us)])
     return Draft(made.subject, Discarded(decision=made.data.TYPE, target=target, request=request, why=account))

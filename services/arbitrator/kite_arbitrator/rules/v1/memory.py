@@ -1,6 +1,6 @@
 """What a device has left for one more instance, as far as the node's registration and windows tell."""
 
-from kite_arbitrator.state import Instance, State, current
+from kite_arbitrator.state import Instance, State, current, pool_of
 from kite_schemas.model import PPM
 from kite_schemas.policy import Pool
 from kite_schemas.yoco import Device
@@ -15,8 +15,8 @@ def needed_bytes(state: State, node: str, base: str) -> int | None:
     reserve_bytes = current(state).yoco.reserve_bytes
     if reserve_bytes is None:
         return None
-    caches = [pool.spec.kv_cache_bytes for pool in state.pools.get(node, ()) if pool.spec.served_name == base]
-    return max(reserve_bytes, *caches)
+    pool = pool_of(state, node, base)
+    return max(reserve_bytes, pool.spec.kv_cache_bytes if pool else 0)
 
 
 def free_bytes(state: State, node: str, device: Device) -> int:

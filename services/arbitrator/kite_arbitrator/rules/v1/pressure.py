@@ -4,7 +4,7 @@ from bisect import bisect_right
 from collections.abc import Iterator
 
 from kite_arbitrator.folds.pressure import RATE_SPAN_US
-from kite_arbitrator.rules.draft import Draft, asked, at_least, at_most, heard, reached, why
+from kite_arbitrator.rules.draft import Draft, asked, at_least, at_most, reached, why, windows
 from kite_arbitrator.rules.v1.gate import said
 from kite_arbitrator.state import (
     Pressure,
@@ -13,6 +13,7 @@ from kite_arbitrator.state import (
     current,
     decay_of,
     lost_node,
+    pool_of,
     pool_subject,
     stale,
 )
@@ -21,7 +22,7 @@ from kite_schemas.model import PPM
 from kite_schemas.policy import Pool
 from kite_schemas.telemetry import Window
 from kite_schemas.upcycle import DecaySet
-from kite_schemas.why import InputAge, Reason, RuleValue
+from kite_schemas.why import Reason, RuleValue
 from kite_schemas.yoco import PrewarmBlocked, PrewarmReleased
 
 UNHEARD_US = 60_000_000
@@ -64,7 +65,7 @@ def shed(state: State, row: Row) -> Iterator[Draft]:
     for node in sorted({pool.node for pool in asked(state, row)} - state.blocks.keys()):
         rules = _shed_rules(state, node)
         if rules and not stale(state, node) and all(rule.fired for rule in rules):
-            account = why(state, row, Reason.SHEDDING, rules=rules, inputs=_heard(state, node))
+            account = why(state, row, Reason.SHEDDING, rules=rules, inputs=windows(state, node))
             yield Draft(f"node/{node}", PrewarmBlocked(node=node, why=account))
 
 
@@ -74,7 +75,7 @@ def release(state: State, row: Row) -> Iterator[Draft]:
         rules = _shed_rules(state, node, HYSTERESIS_PPM)
         if rules and rules[1].fired and (rules[0].fired or stale(state, node)):
             continue  # a stale window says nothing about memory
-        account = why(state, row, _why_released(state, rules), rules=rules, inputs=_heard(state, node))
+        account = why(state, row, _why_released(state, rules), rules=rules, inputs=windows(state, node))
         lasted_us = state.now_us - state.blocks[node]
         yield Draft(f"node/{node}", PrewarmReleased(node=node, lasted_us=lasted_us, why=account))
 
@@ -140,12 +141,6 @@ def _decaying(state: State) -> list[str]:
     return sorted(pressing | shed_by | set(state.decays))
 
 
-def _pool(state: State, found: Pressure) -> Pool | None:
-    """Return the pool that a pressure is of, None when the policy has none any more."""
-    pools = state.pools.get(found.node, ())
-    return next((pool for pool in pools if pool.spec.served_name == found.base), None)
-
-
 def _rules_on(state: State, found: Pressure, above_us: int) -> list[RuleValue]:
     """Return the rules of pressure; none when a limit is unset or the jump is not known."""
     limits = current(state).arbitration
@@ -163,9 +158,9 @@ def _rules_on(state: State, found: Pressure, above_us: int) -> list[RuleValue]:
 def _relief(state: State, found: Pressure) -> tuple[Reason | None, list[RuleValue]]:
     """Return why a pressure is over, None while it goes on."""
     limits = current(state).arbitration
-    if limits.concurrency_max is None or limits.sustained_us is None or _pool(state, found) is None:
+    if limits.concurrency_max is None or limits.sustained_us is None or pool_of(state, found.node, found.base) is None:
         return Reason.POLICY_CHANGED, []
-    if found.node not in state.nodes or lost_node(state, found.node):
+    if lost_node(state, found.node):
         return Reason.NODE_LOST, []
     unheard_us = state.now_us - found.heard_us
     if unheard_us >= UNHEARD_US:
@@ -182,14 +177,14 @@ def _relief(state: State, found: Pressure) -> tuple[Reason | None, list[RuleValu
 def _changed(
     state: State, row: Row, found: Pressure, reason: Reason, rules: list[RuleValue], *, lasted_us: int, on: bool
 ) -> Draft:
-    account = why(state, row, reason, rules=rules, inputs=_heard(state, found.node))
+    account = why(state, row, reason, rules=rules, inputs=windows(state, found.node))
     return Draft(found.id, PressureChanged(node=found.node, base=found.base, on=on, lasted_us=lasted_us, why=account))
 
 
 def _reserve(state: State, row: Row, found: Pressure) -> Iterator[Draft]:
     """Say how many standbys are to be on the hot path: a paused standby is on it already, and there is no other yet."""
     subject = f"reserve/{found.node}.{found.base}"
-    share_ppm, pool = current(state).yoco.reserve_pressure_ppm, _pool(state, found)
+    share_ppm, pool = current(state).yoco.reserve_pressure_ppm, pool_of(state, found.node, found.base)
     if share_ppm is None or pool is None or not pool.standbys or said(state, subject, Reason.ALREADY_HOT):
         return
     wanted = -(-pool.standbys * share_ppm // PPM)
@@ -233,8 +228,3 @@ def _wanted(state: State, base: str) -> tuple[int, Reason]:
         if shedding(state, base):
             return upcycle.weight_decay_pressure_ppm, Reason.SHEDDING
     return upcycle.weight_decay_ppm, Reason.CALM
-
-
-def _heard(state: State, node: str) -> list[InputAge]:
-    feed = state.feeds.get(node)
-    return [heard(state, feed)] if feed and feed.pos else []
