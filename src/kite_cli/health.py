@@ -5,8 +5,7 @@ from dataclasses import dataclass, field
 
 from kite.ledger import Head, Reader
 from kite_arbitrator import core
-from kite_arbitrator.rules.v1.fleet import instance_id
-from kite_arbitrator.state import Instance, Row, State, stale
+from kite_arbitrator.state import Instance, Row, State, instance_id, pressing, stale
 from kite_cli.output import count, duration, moment
 from kite_cli.view import telling
 from kite_schemas.arbitration import Channel
@@ -169,9 +168,8 @@ def gap(state: State) -> str:
 
 def troubles(state: State) -> Iterator[str]:
     """Yield what is out of the ordinary and does not make the fleet ill."""
-    for found in sorted(state.pressures.values(), key=lambda found: found.id):
-        if found.on:
-            yield f"{found.base} on {found.node} under pressure for {duration(state.now_us - found.since_us)}"
+    for found in pressing(state):
+        yield f"{found.base} on {found.node} under pressure for {duration(state.now_us - found.since_us)}"
     if on_yoco := sorted(found.blend for found in state.channels.values() if found.channel is Channel.YOCO):
         yield f"{', '.join(on_yoco)} on yoco"
     if old := [node for node in sorted(state.feeds) if freshness(state, node) == "stale"]:

@@ -8,7 +8,7 @@ from kite_cli.flags import AsJson, Dir
 from kite_cli.output import Record, count, duration, percent, say, say_json, table
 
 if TYPE_CHECKING:
-    from kite_arbitrator.state import Blend, Feed, Hold, Pressure, State
+    from kite_arbitrator.state import Blend, Feed, Hold, State
     from kite_cli.health import Health
     from kite_schemas.policy import Pool
 
@@ -49,6 +49,7 @@ def records(health: "Health") -> Iterator[Record]:
 
 
 def _whole(health: "Health") -> Record:
+    from kite_arbitrator.state import pressing
     from kite_cli.health import freshness, guard, off
 
     state = health.state
@@ -71,7 +72,7 @@ def _whole(health: "Health") -> Record:
         "blends": len(state.blends),
         "open_injections": len(state.injections),
         "open_orders": len(state.orders),
-        "under_pressure": [found.id for found in _pressed(state)],
+        "under_pressure": [found.id for found in pressing(state)],
         "on_yoco": [name for name, found in sorted(state.channels.items()) if found.channel == "yoco"],
         "lost": [node for node, way in ways.items() if way == "lost"],
         "stale": [node for node, way in ways.items() if way == "stale"],
@@ -81,10 +82,6 @@ def _whole(health: "Health") -> Record:
         "off": [{"setting": key, "rule": rule} for key, rule in off(state)],
         "late_24h": health.late.record(),
     }
-
-
-def _pressed(state: "State") -> "list[Pressure]":
-    return sorted((found for found in state.pressures.values() if found.on), key=lambda found: found.id)
 
 
 def _print(health: "Health") -> None:

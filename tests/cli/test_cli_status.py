@@ -88,7 +88,7 @@ def with_gap(state: State) -> State:
 
 def pressed(state: State) -> State:
     found = Pressure(node=NODE, base=BASE, on=True, since_us=state.now_us - 75 * US, in_flight=40)
-    return structs.replace(state, pressures={found.id: found})
+    return structs.replace(state, pressures={found.id: found}, pressing=(found.id,))
 
 
 def on_yoco(state: State) -> State:
@@ -255,7 +255,7 @@ def test_what_is_held_is_shown_with_its_reason_and_how_long(url: str):
         health = look(reader, story.now_us)
     hold = Hold(subject="capacity/n1.tiny", reason=Reason.NO_STANDBY, pos=33, since_us=health.state.now_us - 4 * US)
     state = structs.replace(health.state, holds={hold.subject: hold}, decays={BASE: 710_000})
-    held = structs.replace(state, pressures=pressed(state).pressures)
+    held = pressed(state)
     found = list(records(replaced(health, held)))
     assert found[0]["under_pressure"] == ["pool/n1.tiny"]
     own = next(one for one in found if one["kind"] == "hold")

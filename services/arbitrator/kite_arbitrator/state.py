@@ -354,6 +354,11 @@ def instances_of(state: State, pool: Pool) -> list[Instance]:
     return [state.instances[name] for name in names if name in state.instances]
 
 
+def pressing(state: State) -> list[Pressure]:
+    """Return the pressures that are on, by id."""
+    return [state.pressures[subject] for subject in sorted(state.pressing)]
+
+
 def decay_of(state: State, base: str) -> int:
     """Return the factor on free members that is in force for a base."""
     return state.decays.get(base, current(state).upcycle.weight_decay_ppm)

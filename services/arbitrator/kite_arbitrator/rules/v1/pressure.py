@@ -15,6 +15,7 @@ from kite_arbitrator.state import (
     lost_node,
     pool_of,
     pool_subject,
+    pressing,
     stale,
 )
 from kite_schemas.arbitration import Held, PressureChanged
@@ -115,9 +116,7 @@ def pressed(state: State, base: str) -> bool:
 
 def _pressing(state: State, row: Row) -> list[Pressure]:
     """Return the pressures that are on, by id: at a window those of its node."""
-    if not state.pressing:
-        return []
-    found = [state.pressures[subject] for subject in sorted(state.pressing)]
+    found = pressing(state)
     return [one for one in found if one.node == row.data.node] if isinstance(row.data, Window) else found
 
 
@@ -136,9 +135,9 @@ def _why_released(state: State, rules: list[RuleValue]) -> Reason:
 
 def _decaying(state: State) -> list[str]:
     """Return the bases whose factor may have to change, by name: those under pressure, that shed, or that did."""
-    pressing = {state.pressures[subject].base for subject in state.pressing}
+    pressed_by = {found.base for found in pressing(state)}
     shed_by = {pool.spec.served_name for node in state.blocks for pool in state.pools.get(node, ())}
-    return sorted(pressing | shed_by | set(state.decays))
+    return sorted(pressed_by | shed_by | set(state.decays))
 
 
 def _rules_on(state: State, found: Pressure, above_us: int) -> list[RuleValue]:
