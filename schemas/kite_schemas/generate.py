@@ -1,4 +1,4 @@
-"""Write what is derived from the models: one JSON Schema per event type, and the table of events.
+"""Write what is derived from the models: one JSON Schema per event type, the table of events, the AsyncAPI document.
 
 `python -m kite_schemas.generate` writes below the current folder; with `--check` it only tells what differs.
 """
@@ -9,6 +9,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TypeAlias
 
+from pydantic.json_schema import JsonSchemaValue
+
+from kite_schemas import asyncapi
 from kite_schemas.model import Data
 from kite_schemas.registry import TYPES
 
@@ -17,6 +20,7 @@ Files: TypeAlias = Mapping[Path, str]
 
 SCHEMAS = Path("schemas/json")
 TABLE = Path("docs/events.md")
+ASYNCAPI = Path("schemas/asyncapi.json")
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 
 BY = {
@@ -30,6 +34,10 @@ BY = {
 def schema(model: type[Data]) -> str:
     """Return the JSON Schema of one payload as text."""
     document = {"$schema": DIALECT, "$id": f"urn:{model.TYPE.replace('.', ':')}", **model.model_json_schema()}
+    return _text(document)
+
+
+def _text(document: JsonSchemaValue) -> str:
     return json.dumps(document, indent=2, ensure_ascii=False) + "\n"
 
 
@@ -40,6 +48,7 @@ def table() -> str:
         "",
         "Generated from `schemas/kite_schemas`; the JSON Schema of each payload is in `schemas/json`.",
         "Every event travels in a CloudEvents 1.0 envelope (`kite_schemas.envelope`).",
+        "`schemas/asyncapi.json` (AsyncAPI 3) has all of it in one document, with channels and headers of the bus.",
         "",
         "| type | kind | what it says | fields |",
         "|---|---|---|---|",
@@ -55,7 +64,8 @@ def _row(name: str, model: type[Data]) -> str:
 
 def files() -> Files:
     """Return every generated file with its content."""
-    return {SCHEMAS / f"{name}.json": schema(model) for name, model in TYPES.items()} | {TABLE: table()}
+    schemas = {SCHEMAS / f"{name}.json": schema(model) for name, model in TYPES.items()}
+    return schemas | {TABLE: table(), ASYNCAPI: _text(asyncapi.document())}
 
 
 def differing(root: Path, wanted: Files) -> list[Path]:

@@ -1,13 +1,25 @@
-"""Rows that the arbitrator itself writes: the ledger's birth, its clock, and what could not be taken in."""
+"""Rows that the arbitrator itself writes: the ledger's birth, its clock, and what could not be taken in; and the keys
+that it is to trust.
+"""
 
 from enum import StrEnum
+from typing import Annotated
 
-from pydantic import Field
+from pydantic import Field, StringConstraints
 
-from kite_schemas.model import Count, EventId, Name, Text, Us
-from kite_schemas.why import LedgerRow
+from kite_schemas.model import Count, Digest, EventId, Name, Text, Us
+from kite_schemas.why import LedgerRow, Request
 
 REJECTED_BYTES_MAX = 4_096
+
+KeyId = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{16}$")]
+"""The first 16 hex digits of sha256 over a public key."""
+PublicKey = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
+"""An Ed25519 public key in hex."""
+Signature = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{128}$")]
+"""An Ed25519 signature in hex."""
+Source = Annotated[str, StringConstraints(pattern=r"^kite/[a-z]+/[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=128)]
+"""Who speaks, as in the envelope: `kite/<service>/<node or name>`."""
 
 
 class Created(LedgerRow):
@@ -41,6 +53,10 @@ class Refusal(StrEnum):
     SUBJECT_MISMATCH = "subject_mismatch"
     NOT_FOR_PRODUCERS = "not_for_producers"
     TOO_LARGE = "too_large"
+    UNSIGNED = "unsigned"
+    KEY_UNKNOWN = "key_unknown"
+    SIGNATURE_WRONG = "signature_wrong"
+    NOT_OF_PRODUCER = "not_of_producer"
 
 
 class Rejected(LedgerRow):
@@ -74,6 +90,63 @@ class BusGap(LedgerRow):
     stream: Name
     first: Count
     last: Count
+
+
+class EpochEnd(StrEnum):
+    """How a bus turned out not to be the one that was read."""
+
+    CREATED_ANEW = "created_anew"
+    SHORTER = "shorter"
+    OTHER_MESSAGE = "other_message"
+    MESSAGE_MISSING = "message_missing"
+
+
+class BusEpochChanged(LedgerRow):
+    """The stream is not the one that was read up to `seq`: it is read again from its start as `bus_epoch`."""
+
+    TYPE = "kite.ledger.bus_epoch_changed.v1"
+
+    stream: Name
+    bus_epoch: Count
+    why: EpochEnd
+    seq: Count
+    msg_id: Text
+    created: Text
+    found: Text
+
+
+class ClockStepped(LedgerRow):
+    """The wall clock jumped by `by_us`; the ledger's time goes on as if it had not."""
+
+    TYPE = "kite.ledger.clock_stepped.v1"
+
+    by_us: int = Field(strict=True)
+
+
+class Checkpointed(LedgerRow):
+    """The arbitrator signs that this ledger's row at `pos` has `hash`: a tail cut off later is noticed."""
+
+    TYPE = "kite.ledger.checkpointed.v1"
+
+    ledger: EventId
+    pos: Count
+    hash: Digest
+    key_id: KeyId
+    signature: Signature = Field(description="Ed25519 over `<ledger>/<pos>/<hash>`")
+
+
+def sealed(ledger: str, pos: int, digest: str) -> bytes:
+    """Return the bytes that a checkpoint signs."""
+    return f"{ledger}/{pos}/{digest}".encode()
+
+
+class ProducerKeyAdded(Request):
+    """From here on `public_key` speaks for `source`. Taken only when the operator's key signed it."""
+
+    TYPE = "kite.ledger.producer_key_added.v1"
+
+    source: Source
+    public_key: PublicKey
 
 
 class DeadlineMissed(LedgerRow):

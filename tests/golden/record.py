@@ -32,7 +32,19 @@ from kite_schemas.arbitration import (
 )
 from kite_schemas.envelope import Header, encode
 from kite_schemas.guard import ComparisonFailed, DistributionMeasured, Logprobs, MeasurementOrdered, Side
-from kite_schemas.ledger import BusGap, DeadlineMissed, EventIdConflict, LeaseTaken, Refusal, Rejected
+from kite_schemas.ledger import (
+    BusEpochChanged,
+    BusGap,
+    Checkpointed,
+    ClockStepped,
+    DeadlineMissed,
+    EpochEnd,
+    EventIdConflict,
+    LeaseTaken,
+    ProducerKeyAdded,
+    Refusal,
+    Rejected,
+)
 from kite_schemas.model import Data
 from kite_schemas.policy import ChangeRejected
 from kite_schemas.probes import Registered
@@ -223,6 +235,24 @@ RARE: tuple[tuple[str, Data], ...] = (
     ),
     ("ledger/fleet", EventIdConflict(stream="KITE_EVT", seq=1, event_id=ID)),
     ("ledger/fleet", BusGap(stream="KITE_EVT", first=1, last=2)),
+    (
+        "ledger/fleet",
+        BusEpochChanged(
+            stream="KITE_EVT",
+            bus_epoch=2,
+            why=EpochEnd.OTHER_MESSAGE,
+            seq=42,
+            msg_id=f"{ID}.0123456789abcdef",
+            created="2026-01-01T00:00:00Z",
+            found="2026-01-01T00:00:00Z",
+        ),
+    ),
+    ("ledger/fleet", ClockStepped(by_us=-3_600_000_000)),
+    (
+        "ledger/fleet",
+        Checkpointed(ledger=ID, pos=1_000, hash="0" * 64, key_id="0123456789abcdef", signature="0" * 128),
+    ),
+    ("ledger/fleet", ProducerKeyAdded(actor="golden", source="kite/yoco/n1", public_key="0" * 64)),
 )
 
 
