@@ -60,4 +60,4 @@ async def publish(bus: Bus, event: Composed) -> None:
     """Publish a fact or a request; returns when the bus has acknowledged it. Raises the bus's errors."""
     header = event.header
     headers = {"traceparent": header.traceparent} if header.traceparent else {}
-    await bus.publish(evt_subject(header.type, header.subject), event.raw, msg_id=header.id, headers=headers)
+    await bus.publish(evt_subject(header.type, header.subject), event.raw, event_id=header.id, headers=headers)

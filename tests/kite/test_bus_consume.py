@@ -6,8 +6,11 @@ import signal
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from pathlib import Path
+from typing import cast
 
 import pytest
+from structlog.testing import capture_logs
+from structlog.typing import EventDict
 
 from kite.bus import (
     DEC,
@@ -20,7 +23,7 @@ from kite.bus import (
     Message,
     Outgoing,
     PubAck,
-    StreamChanged,
+    StreamMissing,
     Work,
     dec_filters,
     dec_subject,
@@ -130,12 +133,55 @@ async def test_a_frozen_server_is_noticed_and_read_on_from(tmp_path: Path):
             await publish(client, 1)
             assert [message.seq for message in await anext(pulled)] == [1]
             waiting = asyncio.ensure_future(anext(pulled))
-            os.kill(server.pid, signal.SIGSTOP)
-            begun_us = mono_us()
-            await eventually(lambda: mono_us() - begun_us > US_PER_S // 2)  # beyond the heartbeats that may be lost
-            os.kill(server.pid, signal.SIGCONT)
-            await publish(client, 1, start=2)
-            assert [message.seq for message in await waiting] == [2]
+            with capture_logs() as logs:
+                os.kill(server.pid, signal.SIGSTOP)
+                await eventually(lambda: "no heartbeat" in reasons(logs))
+                os.kill(server.pid, signal.SIGCONT)
+                await publish(client, 1, start=2)
+                assert [message.seq for message in await waiting] == [2]
+
+
+def reasons(logs: list[EventDict]) -> list[str]:
+    return [entry["reason"] for entry in logs if entry["event"] == "bus_reader_lost"]
+
+
+async def test_a_reader_whose_consumer_is_deleted_makes_another(client: Bus):
+    async with aclosing(client.pull(EVT, 0)) as pulled:
+        await publish(client, 1)
+        assert [message.seq for message in await anext(pulled)] == [1]
+        waiting = asyncio.ensure_future(anext(pulled))
+        link = Link(client.url)
+        await link.open("vandal")
+        for name in await consumers(link, EVT):
+            await link.api(f"CONSUMER.DELETE.{EVT}.{name}", {})
+        await link.close()
+        await publish(client, 1, start=2)
+        assert [message.seq for message in await waiting] == [2]
+
+
+async def consumers(link: Link, stream: str) -> list[str]:
+    return cast("list[str]", (await link.api(f"CONSUMER.NAMES.{stream}", {}))["consumers"])
+
+
+async def test_a_slow_reader_of_a_fast_stream_holds_two_batches_at_most(client: Bus):
+    await publish(client, 1_000)
+    link = Link(client.url)
+    await link.open("witness")
+    async with aclosing(client.pull(EVT, 0, batch=8)) as pulled:
+        seen = [message.seq for message in await anext(pulled)]
+        (name,) = await consumers(link, EVT)
+
+        async def ahead() -> int:
+            info = await link.api(f"CONSUMER.INFO.{EVT}.{name}", {})
+            return cast("dict[str, int]", info["delivered"])["stream_seq"] - len(seen)
+
+        for _ in range(10):
+            assert await ahead() <= 2 * 8
+        while seen[-1] < 1_000:
+            seen += [message.seq for message in await anext(pulled)]
+            assert seen[-1] % 100 or await ahead() <= 2 * 8
+    await link.close()
+    assert seen == list(range(1, 1_001))
 
 
 async def test_messages_that_a_reader_missed_are_fetched_one_by_one(client: Bus):
@@ -184,12 +230,6 @@ async def test_facts_cannot_be_deleted(client: Bus):
     await link.close()
 
 
-async def test_another_stream_under_the_same_name_is_never_read_on(client: Bus):
-    await publish(client, 3)
-    with pytest.raises(StreamChanged, match="ends at 3 but was read to 7"):
-        await anext(client.pull(EVT, 7))
-
-
 async def test_closing_the_bus_ends_its_readers(client: Bus):
     pulled = asyncio.ensure_future(anext(client.pull(EVT, 0)))
     worked = asyncio.ensure_future(anext(client.work(DEC, "yoco-node-1", ORDERS)))
@@ -216,6 +256,22 @@ async def test_an_order_comes_until_it_is_acknowledged(client: Bus):
         following = await anext(orders)
         assert following.message.payload == b"i-2"
         assert await following.ack()
+
+
+async def test_a_worker_waits_for_a_stream_that_is_not_there(tmp_path: Path):
+    async with nats(tmp_path) as server, await Bus.connect(server.url, "test") as client:
+        with pytest.raises(StreamMissing):
+            await anext(client.pull(DEC, 0))
+        async with aclosing(client.work(DEC, "yoco-node-1", ORDERS)) as orders:
+            with capture_logs() as logs:
+                coming = asyncio.ensure_future(anext(orders))
+                await eventually(lambda: logs)
+                begun_us = mono_us()
+                await eventually(lambda: mono_us() - begun_us > US_PER_S // 2)  # more than two tries
+            assert [entry["reason"] for entry in logs] == [f"stream {DEC} does not exist"]
+            await client.provision()
+            await order(client, "i-1")
+            assert (await coming).message.payload == b"i-1"
 
 
 async def test_an_order_in_progress_does_not_come_again(client: Bus):

@@ -14,13 +14,15 @@ from kite.bus import (
     Bus,
     BusDirectoryInUse,
     BusDirectoryUnusable,
+    BusNotDurable,
     BusPortTaken,
     BusUnreachable,
     EmbeddedServer,
+    require_sync,
     server,
     sync_always,
 )
-from kite.bus.server import find_server, parse_version
+from kite.bus.server import find_server, parse_version, server_config
 from kite.testing.bus import nats
 from kite.testing.eventually import eventually
 
@@ -35,6 +37,23 @@ async def test_it_syncs_always_and_listens_on_loopback_only(tmp_path: Path):
         listening = [c.laddr.ip for c in psutil.Process(running.pid).net_connections() if c.status == "LISTEN"]
         assert len(listening) == 2
         assert set(listening) == {"127.0.0.1"}
+
+
+def lax_config(directory: Path, port: int) -> str:
+    return server_config(directory, port).replace('"sync_interval": "always",', "")
+
+
+async def test_a_server_that_acknowledges_before_it_syncs_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    async with nats(tmp_path) as running:
+        await require_sync(running.monitor_url)
+        gone = running.monitor_url
+    with pytest.raises(BusUnreachable):
+        await require_sync(gone)
+    monkeypatch.setattr(server, "server_config", lax_config)
+    async with nats(tmp_path) as running:
+        with pytest.raises(BusNotDurable, match="does not sync") as caught:
+            await require_sync(running.monitor_url)
+    assert "sync_interval: always" in caught.value.hint
 
 
 async def test_stop_ends_it_and_can_be_repeated(tmp_path: Path):

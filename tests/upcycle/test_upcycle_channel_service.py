@@ -99,7 +99,7 @@ class Desk:
         event = ordered(notice, f"base/{base}")
         name = event.header.id
         row = Row(pos=1, id=name, type=notice.TYPE, subject=f"base/{base}", ledger_us=1, data=notice)
-        await self.bus.publish(destination(row), event.raw, msg_id=name)
+        await self.bus.publish(destination(row), event.raw, event_id=name)
 
     async def traffic(self, from_us: int, hits: int) -> None:
         """Send the windows of 5 s of traffic, from a moment on that may lie ahead; of 100 tokens in each, `hits` hit.
@@ -116,7 +116,7 @@ class Desk:
                 emitted_us=at_us, instances=(told,),
             )  # fmt: skip
             event = compose(f"node/{NODE}", window, YOCO)
-            await self.bus.publish(tel_subject(NODE), event.raw, msg_id=event.header.id)
+            await self.bus.publish(tel_subject(NODE), event.raw, event_id=event.header.id)
 
     async def episode(self, resident: Resident, before: int, after: int) -> None:
         """Inject a version between 5 s of traffic before and 5 s after it."""
@@ -193,7 +193,7 @@ async def shifted(desk: Desk) -> bool:
 
 async def test_without_windows_the_pollution_is_absent_and_orders_go_on(desk: Desk) -> None:
     resident = await desk.stored(3)
-    await desk.bus.publish(tel_subject(NODE), b"no window", msg_id=new_id())
+    await desk.bus.publish(tel_subject(NODE), b"no window", event_id=new_id())
     await desk.decay(BASE_NAME, 930_000)
     await desk.inject(resident)
     told = await desk.report(decay_ppm=930_000)

@@ -86,7 +86,7 @@ class Desk:
         )
         name = event.header.id
         row = Row(pos=1, id=name, type=order.TYPE, subject=subject, ledger_us=1, data=order)
-        await self.bus.publish(destination(row), event.raw, msg_id=name)
+        await self.bus.publish(destination(row), event.raw, event_id=name)
         return name
 
     async def facts(self, order: str) -> list[Event]:

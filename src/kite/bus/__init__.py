@@ -8,6 +8,7 @@ from kite.bus.errors import (
     BusDirectoryUnusable,
     BusFull,
     BusGap,
+    BusNotDurable,
     BusPortTaken,
     BusServerMissing,
     BusStartFailed,
@@ -18,11 +19,11 @@ from kite.bus.errors import (
     StreamMissing,
     StreamRefused,
 )
+from kite.bus.mark import FILL_ALARM_PPM, Mark, StreamState
 from kite.bus.message import Message
-from kite.bus.monitor import sync_always
+from kite.bus.monitor import require_sync, sync_always
 from kite.bus.publish import Outcome, Outgoing, PubAck
 from kite.bus.server import EmbeddedServer
-from kite.bus.streams import StreamState
 from kite.bus.subjects import (
     DEC,
     EVT,
@@ -40,6 +41,7 @@ from kite.bus.subjects import (
 __all__ = [
     "DEC",
     "EVT",
+    "FILL_ALARM_PPM",
     "FLEET",
     "TEL",
     "Bus",
@@ -48,11 +50,13 @@ __all__ = [
     "BusDirectoryUnusable",
     "BusFull",
     "BusGap",
+    "BusNotDurable",
     "BusPortTaken",
     "BusServerMissing",
     "BusStartFailed",
     "BusUnreachable",
     "EmbeddedServer",
+    "Mark",
     "Message",
     "Outcome",
     "Outgoing",
@@ -68,6 +72,7 @@ __all__ = [
     "dec_subject",
     "escape",
     "evt_subject",
+    "require_sync",
     "stream_of",
     "sync_always",
     "tel_subject",

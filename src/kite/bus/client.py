@@ -9,9 +9,11 @@ from typing import Self
 from kite.bus import consume, streams
 from kite.bus.consume import ACK_PENDING_MSGS, ACK_WAIT_S, IDLE_S, PULL_MSGS, Work
 from kite.bus.link import CONNECT_S, Link
+from kite.bus.mark import Mark, StreamState
 from kite.bus.message import Message
 from kite.bus.publish import ACK_S, WINDOW_MSGS, Outcome, Outgoing, PubAck, Publisher
-from kite.bus.streams import FACTS_BYTES, StreamState
+from kite.bus.streams import FACTS_BYTES
+from kite.trust import Signer
 
 
 class Bus:
@@ -24,12 +26,19 @@ class Bus:
 
     @classmethod
     async def connect(
-        cls, url: str, name: str, *, wait_s: float = CONNECT_S, window: int = WINDOW_MSGS, ack_s: float = ACK_S
+        cls,
+        url: str,
+        name: str,
+        *,
+        signer: Signer | None = None,
+        wait_s: float = CONNECT_S,
+        window: int = WINDOW_MSGS,
+        ack_s: float = ACK_S,
     ) -> Self:
-        """Connect as `name`. Raises BusUnreachable after `wait_s`."""
+        """Connect as `name`; with a `signer` everything published is signed. Raises BusUnreachable after `wait_s`."""
         link = Link(url)
         await link.open(name, wait_s)
-        publisher = Publisher(link, window=window, ack_s=ack_s)
+        publisher = Publisher(link, signer=signer, window=window, ack_s=ack_s)
         await publisher.open()
         return cls(link, publisher)
 
@@ -53,7 +62,7 @@ class Bus:
     @property
     def is_connected(self) -> bool:
         """Whether the connection stands right now."""
-        return self._link.nc.is_connected
+        return self._link.is_connected
 
     @property
     def sessions(self) -> int:
@@ -77,13 +86,13 @@ class Bus:
         return await self._link.patiently(partial(streams.get_message, self._link, stream, seq))
 
     async def publish(
-        self, subject: str, payload: bytes, msg_id: str, headers: Mapping[str, str] | None = None
+        self, subject: str, payload: bytes, event_id: str, headers: Mapping[str, str] | None = None
     ) -> PubAck:
-        """Publish and wait until the stream has it; sent again with the same id while unanswered, a bounded time.
+        """Publish and wait until the stream has it; sent again as it is while that can help, about 6 s.
 
-        Raises BusFull (wait and try again), PublishUnanswered (try again with the same id), PublishFailed (do not).
+        Raises BusFull and PublishUnanswered (try again with the same bytes), PublishFailed (do not).
         """
-        return await self._publisher.publish(Outgoing(subject, payload, msg_id, headers or {}))
+        return await self._publisher.publish(Outgoing(subject, payload, event_id, headers or {}))
 
     async def publish_many(self, items: Sequence[Outgoing]) -> list[Outcome]:
         """Publish pipelined, in order, and return one outcome per item; see `Publisher.publish_many`."""
@@ -92,21 +101,25 @@ class Bus:
     def pull(
         self,
         stream: str,
-        after_seq: int,
+        after: Mark | int,
         filter_subject: str | Sequence[str] | None = None,
         *,
         batch: int = PULL_MSGS,
         idle_s: float = IDLE_S,
     ) -> AsyncGenerator[list[Message]]:
-        """Yield non-empty lists (at most `batch`) of messages after `after_seq`, in stream order, for ever.
+        """Yield non-empty lists (at most `batch`) of messages after `after`, in stream order, for ever.
 
         Without a filter every sequence number comes exactly once: a hole is filled by direct get, and where nothing is
         stored any more BusGap is raised, after all messages before it. Survives restarts of the server. `idle_s` is
         the heartbeat of a quiet stream; a silence of 2.5 of them makes a new consumer.
 
+        Whenever a consumer is made the stream is compared with what is known of it and of the last message read (at
+        first, with what `after` tells): a stream that is another one, or was restored from an older copy, is
+        StreamChanged, even when it was filled past that message.
+
         Raises BusGap, StreamChanged, StreamMissing, StreamRefused, BusClosed.
         """
-        return consume.pull(self._link, stream, after_seq, filter_subject, batch=batch, idle_s=idle_s)
+        return consume.pull(self._link, stream, after, filter_subject, batch=batch, idle_s=idle_s)
 
     async def follow(
         self, stream: str, filter_subject: str | Sequence[str] | None = None, *, after_seq: int | None = None
@@ -136,7 +149,7 @@ class Bus:
         Delivered again when not acknowledged within `ack_wait_s` (`Work.in_progress` renews it); at most
         `max_ack_pending` are out at a time. Survives restarts of the server and of the caller.
 
-        Raises StreamMissing, StreamRefused, BusClosed.
+        It waits for a stream that is not there yet. Raises StreamRefused, BusClosed.
         """
         return consume.work(
             self._link,

@@ -4,16 +4,18 @@ import asyncio
 import json
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import suppress
+from dataclasses import replace
 
 import structlog
 from nats.aio.msg import Msg
 from nats.js.api import AckPolicy, ConsumerConfig, DeliverPolicy
 
-from kite.bus.errors import BusGap, BusUnreachable, StreamChanged
+from kite.bus.errors import BusGap, BusUnreachable, StreamChanged, StreamMissing
 from kite.bus.feed import NS_PER_S, Feed, FeedLost
 from kite.bus.link import RETRY_S, Link, NotNow
+from kite.bus.mark import Mark, epoch_end
 from kite.bus.message import Message, from_delivery, parse_delivery
-from kite.bus.streams import StreamState, next_message, read_state
+from kite.bus.streams import get_message, next_message, read_state
 from kite.bus.subjects import escape
 
 PULL_MSGS = 256
@@ -42,12 +44,14 @@ def _message(msg: Msg) -> Message:
 
 async def _insist(link: Link, open_feed: OpenFeed, stream: str) -> Feed:
     """Open a feed, for ever: the server may be away. What trying again cannot heal is raised."""
+    said = ""
     while True:
         await link.ready()
         try:
             return await open_feed()
         except NotNow as error:
-            log.warning("bus_reader_waits", stream=stream, reason=str(error))
+            if said != (said := str(error)):  # once, not at every try
+                log.warning("bus_reader_waits", stream=stream, reason=said)
             await asyncio.sleep(RETRY_S)
 
 
@@ -72,24 +76,34 @@ async def complete(link: Link, stream: str, last: int, fresh: Sequence[Message])
 
 
 class _Reader:
-    """An ephemeral consumer, made anew after whatever kills it, from where it was."""
+    """An ephemeral consumer, made anew after whatever kills it, from where it was, if that is still there."""
 
-    def __init__(self, link: Link, stream: str, filters: list[str], *, last: int, batch: int, idle_s: float) -> None:
+    def __init__(self, link: Link, stream: str, filters: list[str], *, mark: Mark, batch: int, idle_s: float) -> None:
         self._link = link
         self._stream = stream
         self._filters = filters
         self._batch = batch
         self._idle_s = idle_s
-        self._created: str | None = None
-        self.last = last
+        self.mark = mark
 
     async def open(self) -> Feed:
-        self._check(await read_state(self._link, self._stream))
+        """Return a feed after the mark. The check comes last: what changes after it loses the feed, so that none is
+        read unchecked. Raises StreamMissing, StreamChanged, NotNow.
+        """
+        feed = await self._feed()
+        try:
+            await self._check()
+        except BaseException:  # also when cancelled: a feed that nobody has is closed by nobody
+            await feed.close()
+            raise
+        return feed
+
+    async def _feed(self) -> Feed:
         name = f"read-{self._link.nc.new_inbox().rpartition('.')[2]}"
         config = ConsumerConfig(
             name=name,
             deliver_policy=DeliverPolicy.BY_START_SEQUENCE,
-            opt_start_seq=self.last + 1,
+            opt_start_seq=self.mark.seq + 1,
             ack_policy=AckPolicy.NONE,
             filter_subjects=self._filters or None,
             inactive_threshold=EPHEMERAL_S,
@@ -102,30 +116,36 @@ class _Reader:
         await feed.open()
         return feed
 
-    def _check(self, state: StreamState) -> None:
-        if state.last_seq < self.last or self._created not in {None, state.created}:
-            raise StreamChanged(self._stream, read_seq=self.last, last_seq=state.last_seq)
-        self._created = state.created
+    async def _check(self) -> None:
+        mark = self.mark
+        stored = await get_message(self._link, self._stream, mark.seq) if mark.seq else None
+        state = await read_state(self._link, self._stream)  # after the message, which can be aged out any time
+        if why := epoch_end(mark, state, stored):
+            raise StreamChanged(self._stream, why=why, read=mark, state=state)
+        self.mark = Mark(mark.seq, mark.msg_id or (stored.msg_id if stored else ""), state.created)
 
     async def read(self, feed: Feed) -> tuple[list[Message], BusGap | None]:
         """Return the next messages in order, and the hole after them if there is one. Raises FeedLost, NotNow."""
-        fresh = [message for message in map(_message, await feed.take()) if message.seq > self.last]
-        run, gap = (fresh, None) if self._filters else await complete(self._link, self._stream, self.last, fresh)
-        self.last = run[-1].seq if run else self.last
+        last = self.mark.seq
+        fresh = [message for message in map(_message, await feed.take()) if message.seq > last]
+        run, gap = (fresh, None) if self._filters else await complete(self._link, self._stream, last, fresh)
+        if run:
+            self.mark = replace(self.mark, seq=run[-1].seq, msg_id=run[-1].msg_id)
         return run, gap
 
 
 async def pull(
     link: Link,
     stream: str,
-    after_seq: int,
+    after: Mark | int,
     filter_subject: str | Sequence[str] | None = None,
     *,
     batch: int = PULL_MSGS,
     idle_s: float = IDLE_S,
 ) -> AsyncGenerator[list[Message]]:
-    """Yield non-empty lists of messages after `after_seq` in stream order, for ever; see `Bus.pull`."""
-    reader = _Reader(link, stream, filters_of(filter_subject), last=after_seq, batch=batch, idle_s=idle_s)
+    """Yield non-empty lists of messages after `after` in stream order, for ever; see `Bus.pull`."""
+    mark = Mark(after) if isinstance(after, int) else after
+    reader = _Reader(link, stream, filters_of(filter_subject), mark=mark, batch=batch, idle_s=idle_s)
     while True:
         feed = await _insist(link, reader.open, stream)
         try:
@@ -136,7 +156,7 @@ async def pull(
                 if gap is not None:
                     raise gap
         except (FeedLost, NotNow) as error:
-            log.info("bus_reader_lost", stream=stream, after_seq=reader.last, reason=str(error))
+            log.info("bus_reader_lost", stream=stream, after_seq=reader.mark.seq, reason=str(error))
         finally:
             await feed.close()
 
@@ -184,7 +204,10 @@ class _Post:
     async def open(self) -> Feed:
         name = str(self._config.durable_name)
         body = {"stream_name": self._stream, "config": self._config.as_dict()}
-        await self._link.api(f"CONSUMER.CREATE.{self._stream}.{name}", body)  # again: no error
+        try:
+            await self._link.api(f"CONSUMER.CREATE.{self._stream}.{name}", body)  # again: no error
+        except StreamMissing as error:  # a worker may be there before the arbitrator, which makes the streams
+            raise NotNow(str(error)) from error
         feed = Feed(self._link, self._stream, name, batch=WORK_MSGS, idle_s=self._idle_s)
         await feed.open()
         return feed
@@ -230,7 +253,7 @@ async def work(
 
 async def _return(link: Link, unseen: Sequence[Work]) -> None:
     """Give back what was fetched and never handed out, so that the next worker need not wait for it."""
-    if not link.nc.is_connected:
+    if not link.is_connected:
         return
     for order in unseen:
         await order.nak()

@@ -2,7 +2,9 @@
 
 from pathlib import Path
 
+from kite.bus.mark import Mark, StreamState
 from kite.errors import Fault, KiteError, Unreachable
+from kite_schemas.ledger import EpochEnd
 
 
 class BusUnreachable(Unreachable):
@@ -52,19 +54,21 @@ class StreamRefused(KiteError):
 
 
 class StreamChanged(KiteError):
-    """The stream is not the one that was read so far: made anew, or it lost its end."""
+    """The stream is not the one that was read up to `read`: made anew, restored from an older copy, or cut off."""
 
     code = "stream_changed"
     fault = Fault.OPERATOR
 
-    def __init__(self, stream: str, *, read_seq: int, last_seq: int) -> None:
+    def __init__(self, stream: str, *, why: EpochEnd, read: Mark, state: StreamState) -> None:
         super().__init__(
-            f"stream {stream} ends at {last_seq} but was read to {read_seq}, or was created anew",
-            hint="compare the ledger with the bus before consumption restarts",
+            f"stream {stream} is not the one that was read up to {read.seq} ({why}): it was created at "
+            f"{state.created} and holds {state.first_seq} to {state.last_seq}",
+            hint="read it again from its start, and tell events apart by their ids",
         )
         self.stream = stream
-        self.read_seq = read_seq
-        self.last_seq = last_seq
+        self.why = why
+        self.read = read
+        self.state = state
 
 
 class BusGap(KiteError):
@@ -85,10 +89,10 @@ class PublishFailed(KiteError):
 
     code = "publish_failed"
 
-    def __init__(self, subject: str, msg_id: str, why: str, *, hint: str = "") -> None:
-        super().__init__(f"publish of {msg_id} on {subject} failed: {why}", hint=hint)
+    def __init__(self, subject: str, event_id: str, why: str, *, hint: str = "") -> None:
+        super().__init__(f"publish of {event_id} on {subject} failed: {why}", hint=hint)
         self.subject = subject
-        self.msg_id = msg_id
+        self.event_id = event_id
         self.why = why
 
 
@@ -106,6 +110,20 @@ class BusFull(PublishFailed):
     code = "bus_full"
     fault = Fault.OPERATOR
     retryable = True
+
+
+class BusNotDurable(KiteError):
+    """The server acknowledges messages before they are on disk: a power cut would lose what KITE was promised."""
+
+    code = "bus_not_durable"
+    fault = Fault.OPERATOR
+
+    def __init__(self, monitor_url: str) -> None:
+        super().__init__(
+            f"the NATS server at {monitor_url} does not sync before it acknowledges",
+            hint="set `sync_interval: always` in its `jetstream` block and restart it",
+        )
+        self.monitor_url = monitor_url
 
 
 class BusServerMissing(KiteError):

@@ -2,7 +2,8 @@
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from contextlib import suppress
 from typing import TypeVar, cast
 
 import nats.errors
@@ -19,12 +20,17 @@ RETRY_S = 0.2  # between two tries at something that the server cannot do yet
 TRIES = 25  # RETRY_S apart: a server that has just started may not answer at once
 PING_S = 5
 PINGS_LOST = 2  # then the connection counts as dead
+CLOSE_S = 2.0  # for the server to take what was sent last
+CANCELS = 20  # CANCEL_S apart
+CANCEL_S = 0.1
 REQUEST_S = 5.0
 API = "$JS.API"
 NOT_FOUND = 404
 UNAVAILABLE = 503
 
 Answer = TypeVar("Answer")
+
+_TASKS = ("_reconnection_task", "_reading_task", "_flusher_task", "_ping_interval_task")  # of nats-py's client
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger()
 
@@ -33,13 +39,39 @@ class NotNow(Exception):
     """The server did not answer, or cannot yet; the same request may work later. Never leaves kite.bus."""
 
 
+class _Client(Client):
+    """The client of nats-py, for three things that it does: it closes a connection politely and so waits for a peer
+    that may never read again; it sends after a reconnect what it had still not sent before, ahead of what is tried
+    again; and its reconnect loop goes on when it swallows a cancellation.
+    """
+
+    async def _process_op_err(self, e: Exception) -> None:
+        if self.is_connected:
+            self.cut()
+        await super()._process_op_err(e)
+
+    def cut(self) -> None:
+        """Drop the connection, and what is not sent yet."""
+        self._pending, self._pending_data_size = [], 0
+        writer = getattr(self._transport, "_io_writer", None)
+        if isinstance(writer, asyncio.StreamWriter):
+            writer.transport.abort()
+
+    @property
+    def running(self) -> set[asyncio.Task[None]]:
+        """The tasks of the connection that have not ended."""
+        found = (getattr(self, name) for name in _TASKS)
+        return {task for task in found if isinstance(task, asyncio.Task) and not task.done()}
+
+
 class Link:
     """A NATS connection. Watchers are called with a reason each time it breaks, before it comes back."""
 
     def __init__(self, url: str) -> None:
         self.url = url
-        self.nc = Client()
+        self.nc = _Client()
         self.sessions = 0
+        self.is_closed = False
         self._up = asyncio.Event()
         self._watchers: list[Callable[[str], None]] = []
 
@@ -49,6 +81,7 @@ class Link:
             async with asyncio.timeout(wait_s):
                 await self._connect(name)
         except (TimeoutError, OSError, nats.errors.Error) as error:
+            await self.close()
             raise BusUnreachable(self.url, wait_s) from error
         self._rise()
 
@@ -67,6 +100,11 @@ class Link:
             pending_size=0,  # nothing is queued while disconnected: the publisher retries by itself, with the same id
         )
 
+    @property
+    def is_connected(self) -> bool:
+        """Whether the connection stands right now."""
+        return self.nc.is_connected and not self.is_closed
+
     def _rise(self) -> None:
         self.sessions += 1
         self._up.set()
@@ -76,9 +114,10 @@ class Link:
         level("bus_error", url=self.url, error=str(error))
 
     async def _on_disconnect(self) -> None:
-        if self._up.is_set() and not self.nc.is_closed:
+        if self._up.is_set() and not self.is_closed:
             log.warning("bus_disconnected", url=self.url)
-        self._up.clear()
+        if not self.is_closed:
+            self._up.clear()
         self._alarm("disconnected")
 
     async def _on_reconnect(self) -> None:
@@ -86,6 +125,7 @@ class Link:
         self._rise()
 
     async def _on_close(self) -> None:
+        self.is_closed = True
         self._up.set()  # wakes who waits for the connection, to find it closed
         self._alarm("closed")
 
@@ -109,13 +149,39 @@ class Link:
                 await self._up.wait()
         except TimeoutError as error:
             raise BusUnreachable(self.url, wait_s or 0.0) from error
-        if self.nc.is_closed:
+        self._demand_open()
+
+    def _demand_open(self) -> None:
+        if self.is_closed:
             raise BusClosed("the bus connection is closed")
 
     async def close(self) -> None:
-        """Close for good; safe to call twice."""
-        if not self.nc.is_closed:
+        """Close for good, within a bounded time whatever the server does; safe to call twice.
+
+        What was sent is given CLOSE_S to arrive; nothing is left running.
+        """
+        if self.is_closed:
+            return
+        await self._on_close()
+        try:
+            if self.nc.is_connected:
+                with suppress(NotNow, OSError):
+                    await self._unbroken(self.nc.flush(cast("int", CLOSE_S)))  # nats-py waits on it: a float is fine
+        finally:  # also when cancelled
+            self.nc.cut()
             await self.nc.close()
+            await self._end()
+
+    async def _end(self) -> None:
+        """End what nats-py left running: a cancellation that its reconnect loop swallowed brings the client back."""
+        for _ in range(CANCELS):
+            if not (running := self.nc.running):
+                return
+            for task in running:
+                task.cancel()
+            await asyncio.wait(running, timeout=CANCEL_S)
+            self.nc.cut()
+        log.error("bus_still_running", url=self.url, tasks=len(self.nc.running))
 
     async def listen(self, subject: str, on_message: Callable[[Msg], Awaitable[None]]) -> Subscription:
         """Call `on_message` for everything on `subject`, without a limit of pending messages: at a limit nats-py drops
@@ -129,8 +195,7 @@ class Link:
         self, subject: str, payload: bytes, *, reply: str = "", headers: dict[str, str] | None = None
     ) -> None:
         """Publish without waiting. Raises NotNow when disconnected; other nats errors are the caller's mistake."""
-        if self.nc.is_closed:
-            raise BusClosed("the bus connection is closed")
+        self._demand_open()
         try:
             await self.nc.publish(subject, payload, reply=reply, headers=headers)
         except (nats.errors.OutboundBufferLimitError, nats.errors.ConnectionClosedError) as error:
@@ -138,8 +203,11 @@ class Link:
 
     async def ask(self, subject: str, payload: bytes, wait_s: float = REQUEST_S) -> Msg:
         """Send a request and return the answer. Raises NotNow when none comes, at once when the connection breaks."""
-        if self.nc.is_closed:
-            raise BusClosed("the bus connection is closed")
+        self._demand_open()
+        return await self._unbroken(self.nc.request(subject, payload, timeout=wait_s))
+
+    async def _unbroken(self, call: Coroutine[object, None, Answer]) -> Answer:
+        """Wait for what only this connection can bring. Raises NotNow when it does not, or the connection breaks."""
         broken: asyncio.Future[str] = asyncio.get_running_loop().create_future()
 
         def on_break(reason: str) -> None:
@@ -147,7 +215,7 @@ class Link:
                 broken.set_result(reason)
 
         self.watch(on_break)
-        request = asyncio.ensure_future(self.nc.request(subject, payload, timeout=wait_s))
+        request = asyncio.ensure_future(call)
         try:
             await asyncio.wait({request, broken}, return_when=asyncio.FIRST_COMPLETED)
             if not request.done():

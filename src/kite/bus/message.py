@@ -1,15 +1,18 @@
-"""A stored message, and how to read one from what the server sends: pure."""
+"""A stored message, its id, and how to read one from what the server sends: pure."""
 
+import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
 from kite.clock import NS_PER_US, parse_us
+from kite.trust import SIGNATURE
 
 MSG_ID = "Nats-Msg-Id"
 EXPECTED_STREAM = "Nats-Expected-Stream"
 STATUS = "Status"
 DESCRIPTION = "Description"
+DIGEST_CHARS = 16
 
 _STREAM, _SUBJECT, _SEQ, _TIME = "Nats-Stream", "Nats-Subject", "Nats-Sequence", "Nats-Time-Stamp"
 _DIRECT = frozenset({_STREAM, _SUBJECT, _SEQ, _TIME})
@@ -30,9 +33,19 @@ class Message:
     published_us: int
 
     @property
-    def msg_id(self) -> str | None:
-        """The id that the publisher gave it."""
-        return self.headers.get(MSG_ID)
+    def msg_id(self) -> str:
+        """The id by which the bus tells messages apart: see `msg_id`; "" when the publisher gave none."""
+        return self.headers.get(MSG_ID, "")
+
+    @property
+    def event_id(self) -> str:
+        """The id of the event in it, as the publisher says; "" when it said none."""
+        return self.msg_id.partition(".")[0]
+
+    @property
+    def signature(self) -> str:
+        """The text of the signature's header, for `kite.trust.parse`; "" when it is not signed."""
+        return self.headers.get(SIGNATURE, "")
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +56,17 @@ class Delivery:
     seq: int
     delivered: int
     published_us: int
+
+
+def msg_id(event_id: str, payload: bytes) -> str:
+    """Return the id under which the bus stores a payload once: of the event, and of these very bytes.
+
+    With the id of the event alone, whoever publishes it first keeps the genuine message out of the bus.
+
+    >>> msg_id("019a", b"{}")
+    '019a.44136fa355b3678a'
+    """
+    return f"{event_id}.{hashlib.sha256(payload).hexdigest()[:DIGEST_CHARS]}"
 
 
 def is_delivery(reply: str) -> bool:

@@ -6,7 +6,7 @@ from typing import TypedDict, cast
 from urllib.error import URLError
 from urllib.request import urlopen
 
-from kite.bus.errors import BusUnreachable
+from kite.bus.errors import BusNotDurable, BusUnreachable
 
 ANSWER_S = 5.0
 
@@ -41,3 +41,9 @@ async def sync_always(monitor_url: str) -> bool:
     """Tell whether the server syncs every write to disk before it acknowledges. Raises BusUnreachable."""
     varz = cast("_Varz", json.loads(await read(monitor_url, "varz")))
     return varz.get("jetstream", {}).get("config", {}).get("sync_always", False)
+
+
+async def require_sync(monitor_url: str) -> None:
+    """Refuse a server whose acknowledgements are no promise. Raises BusNotDurable, BusUnreachable."""
+    if not await sync_always(monitor_url):
+        raise BusNotDurable(monitor_url)

@@ -1,7 +1,9 @@
 """The pipelined publisher: a window of messages in flight, each acknowledged, or resolved by its own deadline.
 
-A message is sent again with the same id, so the server stores it once (within its duplicate window). Order is kept:
-after a failure nothing more is sent until the first message without an acknowledgement has one.
+A message is sent again with the same id, so the server stores it once (within its duplicate window). After a failure
+nothing more is sent until the first message without an acknowledgement has one, so that order is kept; only what was in
+flight behind a refused message may come before it. A full stream is waited for like an absent server: that blocks the
+caller, and nothing is dropped.
 """
 
 import asyncio
@@ -17,8 +19,9 @@ from nats.aio.msg import Msg
 
 from kite.bus.errors import BusClosed, BusFull, BusUnreachable, PublishFailed, PublishUnanswered
 from kite.bus.link import UNAVAILABLE, Link, NotNow
-from kite.bus.message import EXPECTED_STREAM, MSG_ID
+from kite.bus.message import EXPECTED_STREAM, MSG_ID, msg_id
 from kite.bus.subjects import stream_of
+from kite.trust import SIGNATURE, Signer
 
 WINDOW_MSGS = 256
 ACK_S = 5.0
@@ -55,19 +58,21 @@ class Outgoing:
 
     subject: str
     payload: bytes
-    msg_id: str
+    event_id: str
     headers: Mapping[str, str] = field(default_factory=_no_headers)
 
 
-def wire_headers(item: Outgoing) -> dict[str, str]:
-    """Return the headers as sent: the caller's, the id, and the stream that must store it."""
-    return {**item.headers, MSG_ID: item.msg_id, EXPECTED_STREAM: stream_of(item.subject)}
+def wire_headers(item: Outgoing, signer: Signer | None = None) -> dict[str, str]:
+    """Return the headers as sent: the caller's, the id, the stream that must store it, and the signature."""
+    place = {MSG_ID: msg_id(item.event_id, item.payload), EXPECTED_STREAM: stream_of(item.subject)}
+    signed = {SIGNATURE: signer.sign(item.payload).header} if signer else {}
+    return {**item.headers, **place, **signed}
 
 
 def parse_ack(item: Outgoing, payload: bytes) -> Outcome:
     """Read the server's answer to a publish; no answer body means that no stream listens."""
     if not payload:
-        return PublishUnanswered(item.subject, item.msg_id, "no stream takes it", hint="provision() makes the streams")
+        return PublishUnanswered(item.subject, item.event_id, "no stream takes it", hint="the arbitrator makes them")
     reply = cast("dict[str, object]", json.loads(payload))
     if "error" in reply:
         return _refusal(item, cast("dict[str, object]", reply["error"]))
@@ -77,10 +82,10 @@ def parse_ack(item: Outgoing, payload: bytes) -> Outcome:
 def _refusal(item: Outgoing, error: Mapping[str, object]) -> PublishFailed:
     code, why = error.get("err_code"), str(error.get("description"))
     if code in _OUT_OF_STORE or (code == _STORE_FAILED and "maximum" in why):
-        return BusFull(item.subject, item.msg_id, why, hint="the stream is at its bound; wait until it drains")
-    if error.get("code") == UNAVAILABLE:
-        return PublishUnanswered(item.subject, item.msg_id, why)
-    return PublishFailed(item.subject, item.msg_id, why)
+        return BusFull(item.subject, item.event_id, why, hint="the stream is at its bound; wait until it drains")
+    if code == _STORE_FAILED or error.get("code") == UNAVAILABLE:
+        return PublishUnanswered(item.subject, item.event_id, why)
+    return PublishFailed(item.subject, item.event_id, why)
 
 
 def acked_prefix(outcomes: Sequence[Outcome]) -> list[PubAck]:
@@ -112,17 +117,20 @@ class _Flight:
             self._failures.append(outcome)
 
     def unanswered(self, why: str) -> None:
-        self.resolve(PublishUnanswered(self.item.subject, self.item.msg_id, why))
+        self.resolve(PublishUnanswered(self.item.subject, self.item.event_id, why))
 
     def failed(self, why: str) -> None:
-        self.resolve(PublishFailed(self.item.subject, self.item.msg_id, why))
+        self.resolve(PublishFailed(self.item.subject, self.item.event_id, why))
 
 
 class Publisher:
     """Publishes over one link. Calls may overlap; they share one window of `window` messages in flight."""
 
-    def __init__(self, link: Link, *, window: int = WINDOW_MSGS, ack_s: float = ACK_S) -> None:
+    def __init__(
+        self, link: Link, *, signer: Signer | None = None, window: int = WINDOW_MSGS, ack_s: float = ACK_S
+    ) -> None:
         self._link = link
+        self._signer = signer
         self._ack_s = ack_s
         self._window = asyncio.Semaphore(window)
         self._flights: dict[str, _Flight] = {}
@@ -137,9 +145,9 @@ class Publisher:
     async def publish_many(self, items: Sequence[Outgoing]) -> list[Outcome]:
         """Publish in order and return the outcome of each item, in order: a PubAck or a PublishFailed.
 
-        What was not answered is sent again with the same id, at most ATTEMPTS times without progress. After the first
-        item that fails for good nothing more is sent: later items hold their own outcome when they were in flight
-        already, else PublishUnanswered.
+        What was not answered, or found the stream full, is sent again as it is, at most ATTEMPTS times without progress
+        (about 6 s). After the first item that fails then, or for good, nothing more is sent: later items hold their own
+        outcome when they were in flight already, else PublishUnanswered.
         """
         acks: list[PubAck] = []
         attempt = 0
@@ -149,10 +157,10 @@ class Publisher:
             acks += fresh
             attempt = 0 if fresh else attempt + 1
             failures = burst[len(fresh) :]
-            if failures and (attempt >= ATTEMPTS or not isinstance(failures[0], PublishUnanswered)):
+            if failures and (attempt >= ATTEMPTS or not _heals(failures[0])):
                 return [*acks, *failures, *map(_unsent, items[len(acks) + len(failures) :])]
             if failures:
-                await self._recover(attempt, failures[0])
+                await self._recover(attempt, cast("PublishFailed", failures[0]))
         return list(acks)
 
     async def publish(self, item: Outgoing) -> PubAck:
@@ -179,8 +187,8 @@ class Publisher:
         flight = self._flights[token] = _Flight(item, self._ack_s, failures)
         flight.done.add_done_callback(lambda _: self._land(token))
         try:
-            reply = f"{self._inbox}.{token}"
-            await self._link.send(item.subject, item.payload, reply=reply, headers=wire_headers(item))
+            reply, headers = f"{self._inbox}.{token}", wire_headers(item, self._signer)
+            await self._link.send(item.subject, item.payload, reply=reply, headers=headers)
         except (NotNow, BusClosed) as error:
             flight.unanswered(str(error))
         except (nats.errors.Error, ValueError) as error:  # too large, or no such subject or header
@@ -200,8 +208,8 @@ class Publisher:
         for flight in tuple(self._flights.values()):
             flight.unanswered(reason)
 
-    async def _recover(self, attempt: int, failure: Outcome) -> None:
-        log.warning("publish_retried", attempt=attempt, error=str(failure))
+    async def _recover(self, attempt: int, failure: PublishFailed) -> None:
+        log.warning("publish_retried", attempt=attempt, code=failure.code, error=str(failure))
         await asyncio.sleep(BACKOFF_S * 2**attempt)
         try:
             await self._link.ready(RECONNECT_S)
@@ -209,5 +217,9 @@ class Publisher:
             log.warning("publish_waits", url=self._link.url)
 
 
+def _heals(outcome: Outcome) -> bool:
+    return isinstance(outcome, PublishFailed) and outcome.retryable
+
+
 def _unsent(item: Outgoing) -> PublishFailed:
-    return PublishUnanswered(item.subject, item.msg_id, "not sent: a message before it failed")
+    return PublishUnanswered(item.subject, item.event_id, "not sent: a message before it failed")

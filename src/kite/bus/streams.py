@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import partial
 from typing import TypedDict, cast
 
@@ -10,6 +9,7 @@ from nats.js.api import DiscardPolicy, PersistMode, RetentionPolicy, StorageType
 
 from kite.bus.errors import StreamMissing, StreamRefused
 from kite.bus.link import API, Link
+from kite.bus.mark import StreamState
 from kite.bus.message import DESCRIPTION, STATUS, Message, from_direct, is_direct
 from kite.bus.subjects import DEC, EVT, TEL
 
@@ -22,25 +22,19 @@ TELEMETRY_BYTES = 1 * GIB
 DUPLICATE_WINDOW_S = 120
 
 
-@dataclass(frozen=True, slots=True)
-class StreamState:
-    """What a stream holds. `created` (RFC 3339, as the server gives it) tells a stream from its successor."""
-
-    stream: str
-    created: str
-    first_seq: int
-    last_seq: int
-    bytes: int
-
-
 class _State(TypedDict):
     first_seq: int
     last_seq: int
     bytes: int
 
 
+class _Config(TypedDict):
+    max_bytes: int
+
+
 class _Info(TypedDict):
     created: str
+    config: _Config
     state: _State
 
 
@@ -106,8 +100,8 @@ async def _ensure(link: Link, config: StreamConfig) -> None:
 async def read_state(link: Link, stream: str) -> StreamState:
     """Ask what `stream` holds. Raises StreamMissing, NotNow."""
     info = cast("_Info", await link.api(f"STREAM.INFO.{stream}", {}))
-    state = info["state"]
-    return StreamState(stream, info["created"], state["first_seq"], state["last_seq"], state["bytes"])
+    state, limit_bytes = info["state"], max(info["config"]["max_bytes"], 0)  # -1 is no bound
+    return StreamState(stream, info["created"], state["first_seq"], state["last_seq"], state["bytes"], limit_bytes)
 
 
 async def get_message(link: Link, stream: str, seq: int) -> Message | None:

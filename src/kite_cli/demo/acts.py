@@ -260,7 +260,7 @@ def grouped(violations: Sequence[Violation]) -> Iterator[str]:
 
 async def latencies_us(bus: Bus) -> list[int]:
     """Return, per decision, the time from its cause on the bus to itself on the bus, by the clock of the bus."""
-    causes = {message.msg_id: message.published_us async for message in _stored(bus, EVT)}
+    causes = {message.event_id: message.published_us async for message in _stored(bus, EVT)}
     spans: list[int] = []
     async for message in _stored(bus, DEC):
         cause = decode(message.payload).header.causationid
