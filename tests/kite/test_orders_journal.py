@@ -73,6 +73,17 @@ def test_a_dropped_order_stays_dropped_and_a_begun_one_is_not_dropped(path: Path
         assert opened.unfinished() == []
 
 
+def test_a_refused_order_is_done_without_an_attempt_and_nothing_changes_that(path: Path) -> None:
+    with Journal.open(path) as opened:
+        opened.refuse("o1", "t", b"order", 7, b"outcome")
+        opened.drop("o1", "t")
+        opened.refuse("o1", "t", b"order", 7, b"another")
+        (entry,) = opened.unfinished()
+        assert (entry.state, entry.attempt, entry.raw, entry.outcome) == (State.DONE, 0, b"order", b"outcome")
+        opened.sent("o1")
+        assert opened.unfinished() == []
+
+
 def test_what_ended_long_ago_is_forgotten_and_what_is_open_never(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with Journal.open(path) as opened:
         for name in ("sent", "unsent", "begun"):

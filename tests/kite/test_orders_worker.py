@@ -254,18 +254,6 @@ async def test_the_redelivery_of_an_order_that_was_resumed_is_only_answered(clie
     assert [line["step"] for line in logs if line["event"] == "order_taken"] == ["begin", "resume", "republish"]
 
 
-async def test_a_late_order_is_not_begun(client: Bus, path: Path, engine: Engine) -> None:
-    late = await stop(client, "late", ttl_us=0)
-    over_us = clock.wall_us() + GRACE_US
-    await eventually(lambda: clock.wall_us() > over_us)
-    async with working(worker_of(client, path, engine.tasks)):
-        await stop(client, "a")
-        await ends(client, 1)
-    assert engine.begun == ["a"]
-    with Journal.open(path) as journal:
-        assert journal.find(late.header.id) is None
-
-
 async def test_a_handler_that_takes_longer_than_its_order_may_is_stopped_and_the_failure_told(
     client: Bus, path: Path
 ) -> None:

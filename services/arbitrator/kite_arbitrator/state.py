@@ -69,6 +69,7 @@ class Instance(Struct, frozen=True, kw_only=True):
     failures: int = 0
     retry_us: int = 0
     probed_until_us: int = 0  # until then KITE's own requests may be among those it counts
+    strays: tuple[tuple[str, str], ...] = ()  # versions it holds by an order that was given up, with their requests
     pos: int = 0
     seen_us: int = 0
 
@@ -137,6 +138,7 @@ class OpenOrder(Struct, frozen=True, kw_only=True):
     request: str | None
     issued_us: int
     expires_us: int
+    boot: str = ""  # of the node, when it was ordered
     asks: tuple[str, ...] = ()  # the instances that its worker sends requests to
 
 
@@ -256,7 +258,8 @@ class State(Struct, frozen=True, kw_only=True):
     policy's, by base; `blocks` since when no standby is started, by node; `requested_us` the injections asked for in
     the last minute; `wanted` the requests for one more instance that have no answer yet; `gap_pos` the last gap of the
     bus that nobody has acknowledged, 0 without one; `probes` the digest of the set that instances of a base are
-    compared with, where it is not the shipped one; `measured_pos` the last measurement that answered an open order.
+    compared with, where it is not the shipped one; `measured_pos` the last measurement that answered an open order;
+    `given_up` the orders that ended without an outcome, which may still come: the newest of them.
     """
 
     ledger: str = ""
@@ -269,6 +272,7 @@ class State(Struct, frozen=True, kw_only=True):
     blends: Mapping[str, Blend] = {}
     injections: Mapping[str, Injection] = {}
     orders: Mapping[str, OpenOrder] = {}
+    given_up: Mapping[str, OpenOrder] = {}
     watches: Mapping[str, Watch] = {}
     probes: Mapping[str, str] = {}
     measured_pos: int = 0

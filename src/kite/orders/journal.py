@@ -44,6 +44,7 @@ INSERT INTO orders VALUES (?, ?, 'begun', ?, ?, 1, x'', 0, ?)
 ON CONFLICT (id) DO UPDATE SET attempt = attempt + 1, changed_us = excluded.changed_us
 RETURNING attempt
 """
+_REFUSE = "INSERT OR IGNORE INTO orders VALUES (?, ?, 'done', ?, ?, 0, ?, 0, ?)"
 _DONE = "UPDATE orders SET state = 'done', outcome = ?, changed_us = ? WHERE id = ?"
 _SENT = "UPDATE orders SET sent = 1, changed_us = ? WHERE id = ?"
 _DROP = "INSERT OR IGNORE INTO orders VALUES (?, ?, 'dropped', x'', 0, 0, x'', 1, ?)"
@@ -66,7 +67,10 @@ class State(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One order. `raw` are its bytes as delivered, `outcome` those of its last fact (empty unless done)."""
+    """One order. `raw` are its bytes as delivered, `outcome` those of its last fact (empty unless done).
+
+    `attempt` is 0 for one that was never begun.
+    """
 
     id: str
     target: str
@@ -131,6 +135,10 @@ class Journal:
             values = (order_id, target, raw, published_us, wall_us())
             ((attempt,),) = self._connection.execute(_BEGIN, values).fetchall()
         return attempt
+
+    def refuse(self, order_id: str, target: str, raw: bytes, published_us: int, outcome: bytes) -> None:
+        """Fix the outcome of an order that is not begun, before it is published: its attempt is 0."""
+        self._change(_REFUSE, order_id, target, raw, published_us, outcome, wall_us())
 
     def done(self, order_id: str, outcome: bytes) -> None:
         """Fix the outcome of a begun order, before it is published."""

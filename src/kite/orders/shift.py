@@ -18,7 +18,7 @@ from kite.orders.journal import Entry, Journal
 from kite.orders.lanes import Lanes
 from kite.orders.report import LAST_STEP, Reporter
 from kite.orders.task import FIRST_STAGE, Emit, Notices, Received, Task, Tasks, current_stage, stage
-from kite.orders.verdict import EXPIRED, TIMEOUT, Step, decide
+from kite.orders.verdict import EXPIRED, LATE, TIMEOUT, Step, decide
 from kite_schemas.arbitration import OrderExpired
 from kite_schemas.envelope import EVENT_MAX_BYTES, Event, MalformedEvent, decode
 from kite_schemas.model import TEXT_MAX_CHARS
@@ -143,6 +143,8 @@ class Shift:
                 self._journal.sent(flight.id)
             case _:
                 log.warning("order_refused", order=flight.id, type=flight.header.type, code=code)
+                if code == LATE:  # what the arbitrator gave up itself it need not be told
+                    await self._refuse(flight, code)
 
     async def _carry_out(self, flight: Flight) -> None:
         """Begun is on disk before the effect, the outcome before it is published."""
@@ -156,19 +158,32 @@ class Shift:
                 event = self._reporter.outcome(received, outcome, LAST_STEP)
             if code:
                 span.fail(code)
-            await self._end(flight, event, code)
+            self._journal.done(flight.id, event.raw)
+            await self._tell(flight, event, code)
+
+    async def _refuse(self, flight: Flight, code: str) -> None:
+        """Tell the failure of an order that came too late; attempt 0: nothing was begun, and nothing will be."""
+        received = flight.received(0)
+        with self._span(flight, received.attempt) as span:
+            event = self._failure(received, span, code, "its time was over before it was begun")
+            self._journal.refuse(flight.id, flight.order.target, flight.raw, flight.published_us, event.raw)
+            await self._tell(flight, event, code)
 
     async def _give_up(self, flight: Flight, entry: Entry, code: str) -> None:
         """Tell the failure of an order that was begun, cut off, and is not to be tried again."""
         received = flight.received(entry.attempt)
         with self._span(flight, entry.attempt) as span:
-            span.fail(code)
-            stage(FIRST_STAGE)
-            outcome = self._failed(received, code, f"cut off in attempt {entry.attempt} and not tried again")
-            await self._end(flight, self._reporter.outcome(received, outcome, LAST_STEP), code)
+            event = self._failure(received, span, code, f"cut off in attempt {entry.attempt} and not tried again")
+            self._journal.done(flight.id, event.raw)
+            await self._tell(flight, event, code)
 
-    async def _end(self, flight: Flight, event: Composed, code: str) -> None:
-        self._journal.done(flight.id, event.raw)
+    def _failure(self, received: Received[Order], span: tracing.Span, code: str, message: str) -> Composed:
+        span.fail(code)
+        stage(FIRST_STAGE)
+        return self._reporter.outcome(received, self._failed(received, code, message), LAST_STEP)
+
+    async def _tell(self, flight: Flight, event: Composed, code: str) -> None:
+        """Publish an outcome that is fixed in the journal."""
         await self._reporter.deliver(event)
         self._journal.sent(flight.id)
         log.info("order_done", order=flight.id, outcome=event.header.type, code=code or "ok")

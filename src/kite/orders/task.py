@@ -18,8 +18,8 @@ FIRST_STAGE = "begin"
 class Received(Generic[O_co]):
     """An order as its handler gets it.
 
-    `attempt` counts from 1; above 1 an earlier attempt was cut off anywhere, so look before you act. `deadline_us` is
-    the wall time at which the worker stops the handler.
+    `attempt` counts from 1; above 1 an earlier attempt was cut off anywhere, so look before you act. 0 is only told of:
+    the order was never begun. `deadline_us` is the wall time at which the worker stops the handler.
     """
 
     id: str

@@ -14,7 +14,7 @@ ATTEMPTS_MAX = 5
 """An order that cut its worker off so often is given up: it may be what ends the worker."""
 
 EXPIRED = "expired"  # the arbitrator gave it up
-LATE = "late"  # its time was over before it was begun
+LATE = "late"  # its time was over before it was begun: told, so that nobody waits for it
 TIMEOUT = "timeout"  # its time was over before it ended
 EXHAUSTED = "attempts_exhausted"
 
@@ -30,7 +30,7 @@ class Step(StrEnum):
 
 
 class Verdict(NamedTuple):
-    """A step, and why when it is a refusal (nothing was begun) or a giving up (a failure has to be told)."""
+    """A step, and why when it is a refusal (nothing was begun) or a giving up (what was begun is told as failed)."""
 
     step: Step
     code: str = ""

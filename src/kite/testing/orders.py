@@ -1,17 +1,28 @@
-"""Orders and notices for tests of workers, published as the arbitrator's relay does, and what comes of them."""
+"""Orders and notices for tests of workers, published as the arbitrator's relay does, and what comes of them.
 
+`work` is a worker whose effects can be counted, also as a process that is killed (`kite.testing.crash`).
+"""
+
+import asyncio
+import json
 from dataclasses import dataclass
+from pathlib import Path
 
 from kite.bus import EVT, Bus, dec_subject
+from kite.bus.monitor import read
 from kite.events import Composed, Origin, compose, new_id
+from kite.orders import ACK_WAIT_S, Emit, Received, Task, Tasks, Worker
+from kite.testing.eventually import eventually
 from kite_schemas.arbitration import OrderExpired, Transport, TransportChanged
 from kite_schemas.envelope import Event, decode
-from kite_schemas.why import Decision, Order, Reason, Why
-from kite_schemas.yoco import StopOrdered
+from kite_schemas.why import Decision, Order, Outcome, Reason, Why
+from kite_schemas.yoco import InstanceChanged, OrderFailed, State, StopOrdered
 
 ARBITRATOR = Origin(source="kite/arbitrator/test", producer="arbitrator@test")
 ASKED = Why(reason=Reason.ASKED)
 TTL_US = 60_000_000
+EFFECTS = "effects"
+PAUSE_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,3 +90,72 @@ async def facts(bus: Bus) -> list[Said]:
     last = (await bus.stream(EVT)).last_seq
     found = [await bus.message(EVT, seq) for seq in range(1, last + 1)]
     return [Said(decode(message.payload), message.payload) for message in found if message is not None]
+
+
+def effects(folder: Path) -> list[str]:
+    """Return what the worker of `stops` did, one line for each effect: instance, order and attempt."""
+    path = folder / EFFECTS
+    return path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+
+
+def pause(folder: Path) -> Path:
+    """Return the path of a file: while it is there, the worker of `stops` waits between an effect and its outcome."""
+    return folder / "pause"
+
+
+def stops(folder: Path) -> Tasks:
+    """Return how stops are carried out by a line in a file, as an adapter is a name in an engine: looked for first."""
+
+    async def stop(received: Received[StopOrdered], _emit: Emit) -> Outcome:
+        found = any(received.id in line for line in effects(folder))
+        if not found:
+            with (folder / EFFECTS).open("a", encoding="utf-8") as file:
+                file.write(f"{received.data.instance} {received.id} {received.attempt}\n")
+        await eventually(lambda: not pause(folder).exists(), deadline_s=PAUSE_S)
+        return InstanceChanged(
+            instance=received.data.instance,
+            node=received.data.node,
+            from_state=State.READY,
+            to_state=State.ABSENT,
+            code="found" if found else "made",
+            duration_us=1,
+        )
+
+    return {StopOrdered: Task(stop, failed)}
+
+
+def failed(received: Received[StopOrdered], at: str, code: str, message: str) -> Outcome:
+    """Return the failure of a stop."""
+    return OrderFailed(instance=received.data.instance, state=State.FAILED, stage=at, code=code, message=message)
+
+
+def journal_of(folder: Path) -> Path:
+    """Return the journal of the worker in a folder."""
+    return folder / "orders.sqlite"
+
+
+async def work(url: str, folder: Path, node: str = "n1", ack_wait_s: float = ACK_WAIT_S) -> None:
+    """Be the yoco of a node, with `stops` for its orders and everything of it in `folder`, until cancelled."""
+    async with await Bus.connect(url, f"yoco-{node}") as bus:
+        await Worker(
+            bus=bus,
+            origin=Origin(source=f"kite/yoco/{node}", producer="yoco@test"),
+            service="yoco",
+            node=node,
+            journal=journal_of(folder),
+            handlers=stops(folder),
+            ack_wait_s=ack_wait_s,
+        ).run()
+
+
+def run(url: str, folder: Path, node: str = "n1", ack_wait_s: float = ACK_WAIT_S) -> None:
+    """Be that yoco as a process."""
+    asyncio.run(work(url, folder, node, ack_wait_s))
+
+
+async def left(monitor_url: str, service: str, node: str) -> int:
+    """Return how many orders the bus still has for a worker: not delivered, or delivered and not acknowledged."""
+    listed = json.loads(await read(monitor_url, "jsz?consumers=true"))
+    streams = [stream for account in listed["account_details"] for stream in account["stream_detail"]]
+    found = [c for stream in streams for c in stream.get("consumer_detail", ()) if c["name"] == f"{service}-{node}"]
+    return sum(consumer["num_pending"] + consumer["num_ack_pending"] for consumer in found)

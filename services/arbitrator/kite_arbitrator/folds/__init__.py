@@ -22,7 +22,7 @@ from kite_schemas.arbitration import (
     TransportChanged,
 )
 from kite_schemas.guard import Compared, ComparisonOrdered, DistributionMeasured, MeasurementOrdered
-from kite_schemas.ledger import BusGap, Created, LeaseTaken
+from kite_schemas.ledger import BusEpochChanged, BusGap, Created, LeaseTaken
 from kite_schemas.model import Data
 from kite_schemas.policy import PolicySet, Pool
 from kite_schemas.probes import Registered
@@ -65,12 +65,17 @@ from kite_schemas.yoco import (
 
 
 def fold(state: State, row: Row) -> State:
-    """Fold one row: an order opens, the type's own fold applies, a last outcome closes its order."""
+    """Fold one row: an order opens, the type's own fold applies, a last outcome closes its order.
+
+    What an outcome tells of an instance of its node's last boot is in the ledger, and changes nothing.
+    """
     data = row.data
     if isinstance(data, Decision):
         state = arbitration.decided(state, row, data)
     if isinstance(data, Order):
-        state = put(state, orders.opened(row, data))
+        state = put(state, orders.opened(state, row, data))
+    if isinstance(data, Outcome) and orders.outdated(state, data):
+        return orders.finished(state, data)
     own = FOLDS.get(type(data)) if data is not None else None
     if own is not None:
         state = own(state, row, data)
@@ -117,6 +122,7 @@ FOLDS: dict[type[Data], Fold] = {
     TransportChanged: telemetry.transport_changed,
     LeaseTaken: telemetry.leased,
     BusGap: arbitration.gap,
+    BusEpochChanged: arbitration.gap,
     GapAcknowledged: arbitration.acknowledged,
     ModeChanged: arbitration.mode_changed,
     Discarded: arbitration.discarded,

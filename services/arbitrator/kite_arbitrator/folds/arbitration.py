@@ -6,7 +6,7 @@ from kite_arbitrator.folds.pressure import without_holds
 from kite_arbitrator.state import Hold, Row, State, Turn, put, without
 from kite_arbitrator.turns import way
 from kite_schemas.arbitration import Discarded, GapAcknowledged, Held, Mode, ModeChanged
-from kite_schemas.ledger import BusGap
+from kite_schemas.ledger import BusEpochChanged, BusGap
 from kite_schemas.why import Decision
 from kite_schemas.yoco import DrainOrdered
 
@@ -35,7 +35,8 @@ def discarded(state: State, _row: Row, data: Discarded) -> State:
     return put(state, structs.replace(state.turns[data.target], discarded=True))
 
 
-def gap(state: State, row: Row, _data: BusGap) -> State:
+def gap(state: State, row: Row, _data: BusGap | BusEpochChanged) -> State:
+    """Remember that facts may be missing: lost in a stream, or with the one that this bus took the place of."""
     return structs.replace(state, gap_pos=row.pos)
 
 

@@ -5,6 +5,7 @@ from msgspec import structs
 from kite_arbitrator.state import (
     Blend,
     Injection,
+    Instance,
     OpenOrder,
     Phase,
     Row,
@@ -113,10 +114,37 @@ def loaded(state: State, row: Row, data: BlendLoaded) -> State:
     if instance is None:
         return state
     versions = _added(instance.versions, data.version)
-    return put(state, structs.replace(instance, versions=versions, pos=row.pos, seen_us=row.ledger_us))
+    holder = structs.replace(instance, versions=versions, pos=row.pos, seen_us=row.ledger_us)
+    return put(state, _strayed(state, data, holder))
+
+
+def _strayed(state: State, data: BlendLoaded | EffectProven, instance: Instance) -> Instance:
+    """Mark a version that came by an order which was given up: nobody waits for it, so that it is taken out again."""
+    order, injection = state.given_up.get(data.order or ""), _loading(state, data.version)
+    wanted = injection is not None and injection.phase is not Phase.FAILING
+    if order is None or order.request is None or wanted or promoted_version(state, data.version):
+        return instance
+    mark = (data.version, order.request)
+    return instance if mark in instance.strays else structs.replace(instance, strays=(*instance.strays, mark))
+
+
+def promoted_version(state: State, version: str) -> bool:
+    """Tell whether a blend means this version now."""
+    return any(blend.resident.version == version for blend in state.blends.values())
+
+
+def _settled(state: State, name: str, version: str) -> State:
+    """The version is no stray in the instance: it is on its way out, out, or wanted again."""
+    instance = state.instances.get(name)
+    if instance is None or not instance.strays:
+        return state
+    return put(state, structs.replace(instance, strays=tuple(s for s in instance.strays if s[0] != version)))
 
 
 def proven(state: State, row: Row, data: EffectProven) -> State:
+    instance = state.instances.get(data.instance)
+    if instance is not None and data.version in instance.versions:
+        state = put(state, _strayed(state, data, instance))
     injection = _loading(state, data.version)
     if injection is None or injection.resident is None:
         return state
@@ -137,12 +165,12 @@ def load_failed(state: State, _row: Row, data: LoadFailed) -> State:
 
 
 def effect_missing(state: State, _row: Row, data: EffectMissing) -> State:
-    """A new version is at fault itself; when an already proven one fails, the instance is."""
+    """A new version is at fault itself, also after its injection; when an already proven one fails, the instance is."""
     injection = _loading(state, data.version)
     if injection is not None:
         return put(state, _failing(injection, Reason.EFFECT_MISSING))
     instance = state.instances.get(data.instance)
-    if instance is None:
+    if instance is None or (data.order in state.given_up and not promoted_version(state, data.version)):
         return state
     return lost(put(state, structs.replace(instance, state=Life.QUARANTINED)), instance.id)
 
@@ -152,10 +180,12 @@ def rolled_back(state: State, _row: Row, data: RolledBack) -> State:
     if instance is None:
         return state
     versions = tuple(version for version in instance.versions if version != data.version)
-    return put(state, structs.replace(instance, versions=versions))
+    return _settled(put(state, structs.replace(instance, versions=versions)), data.instance, data.version)
 
 
 def rollback_ordered(state: State, _row: Row, data: RollbackOrdered) -> State:
+    """Once is enough: a version that stays after that is left where it is."""
+    state = _settled(state, data.instance, data.version)
     injection = state.injections.get(data.request)
     if injection is None:
         return state
@@ -164,6 +194,8 @@ def rollback_ordered(state: State, _row: Row, data: RollbackOrdered) -> State:
 
 
 def promoted(state: State, row: Row, data: BlendPromoted) -> State:
+    for name in state.instances:
+        state = _settled(state, name, data.resident.version)
     return put(
         state,
         Blend(
@@ -217,8 +249,8 @@ def lost(state: State, instance: str) -> State:
     return state
 
 
-def injection_expired(state: State, order: OpenOrder) -> State:
+def injection_expired(state: State, order: OpenOrder, reason: Reason) -> State:
     injection = state.injections.get(order.request or "")
     if injection is None or injection.phase not in (Phase.VERIFYING, Phase.BLENDING, Phase.LOADING):
         return state
-    return put(state, structs.replace(_failing(injection, Reason.EXPIRED), ending=Ending.EXPIRED))
+    return put(state, structs.replace(_failing(injection, reason), ending=Ending.EXPIRED))

@@ -130,7 +130,7 @@ def order_failed(state: State, row: Row, data: OrderFailed) -> State:
         failed = structs.replace(failed, versions=(), endpoint="", summoned=False, asked=False)
     if data.state is Life.ASLEEP:
         failed = structs.replace(failed, summoned=False, asked=False)
-    state = put(state, backed_off(state, failed))
+    state = put(state, _delayed(state, failed, data.order))
     return state if data.state is Life.READY else lost(state, instance.id)
 
 
@@ -139,4 +139,9 @@ def order_refused(state: State, row: Row, data: OrderRefused) -> State:
     if instance is None:
         return state
     refused = structs.replace(instance, summoned=False, asked=False, pos=row.pos, seen_us=row.ledger_us)
-    return put(state, backed_off(state, refused))
+    return put(state, _delayed(state, refused, data.order))
+
+
+def _delayed(state: State, instance: Instance, order: str | None) -> Instance:
+    """Back off, unless that was done already when the order was given up: one failure counts once."""
+    return instance if order in state.given_up else backed_off(state, instance)

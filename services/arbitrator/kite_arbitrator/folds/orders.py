@@ -9,6 +9,7 @@ from kite_arbitrator.state import (
     State,
     backed_off,
     put,
+    with_item,
     without,
 )
 from kite_schemas.arbitration import OrderExpired
@@ -38,7 +39,12 @@ SHIFT_US = 10_000_000
 """After the load of an injection its worker asks once more: how far it moved the answers."""
 
 
-def opened(row: Row, order: Order) -> OpenOrder:
+GIVEN_UP_MAX = 256
+"""So many orders that ended without an outcome are remembered, the newest: an outcome that comes later is rare."""
+
+
+def opened(state: State, row: Row, order: Order) -> OpenOrder:
+    node = state.nodes.get(order.node)
     return OpenOrder(
         id=row.id,
         type=row.type,
@@ -49,6 +55,7 @@ def opened(row: Row, order: Order) -> OpenOrder:
         request=getattr(order, "request", None),
         issued_us=row.ledger_us,
         expires_us=order.expires_us,
+        boot=node.boot if node else "",
         asks=_asked(order),
     )
 
@@ -66,7 +73,22 @@ def finished(state: State, outcome: Outcome) -> State:
     if not outcome.done or outcome.order is None:
         return state
     state = _probed(state, outcome.order)
-    return structs.replace(state, orders=without(state.orders, outcome.order))
+    return structs.replace(
+        state, orders=without(state.orders, outcome.order), given_up=without(state.given_up, outcome.order)
+    )
+
+
+def outdated(state: State, outcome: Outcome) -> bool:
+    """Tell whether an outcome is about an instance as it was before its node started anew.
+
+    Its order was given up then, or earlier; the worker was cut off before it could tell. What the registration found is
+    newer, and the orders of the new boot have outcomes of their own.
+    """
+    order = state.given_up.get(outcome.order or "")
+    if order is None or order.instance is None:
+        return False
+    node = state.nodes.get(order.node)
+    return node is None or node.boot != order.boot
 
 
 def _probed(state: State, order: str) -> State:
@@ -89,8 +111,9 @@ def expired(state: State, _row: Row, data: OrderExpired) -> State:
     state = structs.replace(state, orders=without(state.orders, data.order))
     if order is None:
         return state
+    state = _given_up(state, order)
     if order.type in INJECTION_ORDERS:
-        return injection_expired(state, order)
+        return injection_expired(state, order, data.why.reason)
     instance = state.instances.get(order.instance or "")
     if instance is None or order.type not in LIFE_ORDERS:
         return state
@@ -98,3 +121,9 @@ def expired(state: State, _row: Row, data: OrderExpired) -> State:
     if instance.state is Life.ABSENT and data.why.reason is Reason.NODE_REPLACED:
         return state
     return put(state, backed_off(state, structs.replace(instance, state=unfinished)))
+
+
+def _given_up(state: State, order: OpenOrder) -> State:
+    """Remember the order, in place of the oldest when there are too many."""
+    kept = with_item(state.given_up, order.id, order)
+    return structs.replace(state, given_up=without(kept, next(iter(kept))) if len(kept) > GIVEN_UP_MAX else kept)

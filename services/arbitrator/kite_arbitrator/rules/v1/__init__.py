@@ -53,6 +53,7 @@ RULES = Rules(
         capacity.shrink,
         fleet.settle,
         fleet.start,
+        fleet.withdraw,
         fleet.repair,
     ),
     admit=admit,

@@ -1,9 +1,9 @@
-"""The desired fleet: start what is missing, put standbys to sleep, load what an instance should hold."""
+"""The desired fleet: start what is missing, put standbys to sleep, load what an instance should hold, and only that."""
 
 from collections.abc import Iterator
 
 from kite_arbitrator.rules.draft import Draft, asked, at_least, at_most, seen, why, within
-from kite_arbitrator.rules.v1.injection import load
+from kite_arbitrator.rules.v1.injection import load, rollback
 from kite_arbitrator.rules.v1.memory import STARTABLE, fits, free_bytes, needed_bytes
 from kite_arbitrator.state import (
     Instance,
@@ -190,6 +190,18 @@ def repair(state: State, row: Row) -> Iterator[Draft]:
         missing = _missing(state, instance) if serving(instance) else []
         if missing and not _waits(state, instance):
             yield load(state, row, instance, missing[0], None)
+
+
+def withdraw(state: State, row: Row) -> Iterator[Draft]:
+    """Take out what came by a load that was given up, and that no blend means; nothing after a gap in the bus."""
+    if state.degraded:
+        return
+    for instance in _instances(state, row):
+        strays = [mark for mark in instance.strays if mark[0] in instance.versions]
+        if strays and instance.state is Life.READY and not _waits(state, instance):
+            version, request = strays[0]
+            account = why(state, row, Reason.EXPIRED, inputs=[seen(state, instance)])
+            yield rollback(state, instance, version, request, account)
 
 
 def _missing(state: State, instance: Instance) -> list[Resident]:

@@ -298,17 +298,24 @@ def _target(injection: Injection, instance: Instance) -> str:
 
 def _rollback(state: State, row: Row, injection: Injection, instance: Instance) -> Draft:
     assert injection.resident is not None  # noqa: S101 # nothing was loaded without one
+    account = why(state, row, injection.reason, inputs=[seen(state, instance)])
+    return rollback(state, instance, injection.resident.version, injection.id, account)
+
+
+def rollback(state: State, instance: Instance, version: str, request: str, account: Why) -> Draft:
+    """Return the order to take a version that was not promoted out of one instance again."""
+    blend = version.partition("@")[0]
     return Draft(
         f"instance/{instance.id}",
         RollbackOrdered(
             node=instance.node,
-            target=_target(injection, instance),
+            target=f"load/{blend}@{instance.id}",
             **within(state, current(state).expiry.load_us),
-            request=injection.id,
+            request=request,
             instance=instance.id,
             endpoint=instance.endpoint,
-            version=injection.resident.version,
-            why=why(state, row, injection.reason, inputs=[seen(state, instance)]),
+            version=version,
+            why=account,
         ),
     )
 
