@@ -1,4 +1,4 @@
-"""`kite gap`: what the bus has lost, and the word of somebody who has looked at it."""
+"""`kite gap acknowledge`: the word of somebody who has looked at what the bus lost. `kite ledger gaps` shows it."""
 
 from typing import TYPE_CHECKING, Annotated
 
@@ -6,27 +6,18 @@ import typer
 
 from kite_cli.exits import Exit
 from kite_cli.flags import AsJson, Dir, group
-from kite_cli.output import Progress, count, fail, moment, note, say, say_json, show
+from kite_cli.output import Progress, count, fail, moment, note, say, say_json
 
 if TYPE_CHECKING:
     from kite_cli.asking.request import Acknowledgement
     from kite_incident.gaps import Gap
 
-app = group("What the bus has lost, and going on after it.")
+app = group("Going on after the bus has lost messages.")
 
 
 @app.callback()
 def gap() -> None:
-    """See what the bus has lost, and go on after it."""
-
-
-@app.command(name="list")
-def every(*, directory: Dir = None, as_json: AsJson = False) -> int:
-    """[reads] List the gaps of the bus, and who acknowledged each. Times are UTC."""
-    found = _gaps(directory)
-    header = ("TIME", "POS", "STREAM", "FIRST", "LAST", "ACKNOWLEDGED", "REASON")
-    show([_record(one) for one in found], header, [_cells(one) for one in found], as_json=as_json)
-    return Exit.OK
+    """Go on after the bus has lost messages; `kite ledger gaps` shows which."""
 
 
 @app.command()
@@ -58,7 +49,7 @@ def acknowledge(
 
 def _would(one: "Gap", *, as_json: bool) -> None:
     if as_json:
-        say_json({**_record(one), "dry_run": True})
+        say_json({**record(one), "dry_run": True})
     else:
         say(f"the gap at position {one.pos} would be acknowledged: {one.stream} {one.first} to {one.last}")
 
@@ -67,7 +58,7 @@ def _print(outcome: "Acknowledgement") -> None:
     if outcome.ok:
         say(f"mode {outcome.mode}: sleep, drain, retire, delete and rollback go on; trace {outcome.story.trace_id}")
     else:
-        fail(f"still {outcome.mode}: another gap came meanwhile", "`kite gap list` shows it")
+        fail(f"still {outcome.mode}: another gap came meanwhile", "`kite ledger gaps` shows it")
 
 
 def _acknowledged(outcome: "Acknowledgement") -> dict[str, object]:
@@ -83,7 +74,8 @@ def _gaps(directory: Dir) -> "list[Gap]":
         return gaps.gaps(reader.find(types=gaps.TYPES))
 
 
-def _record(one: "Gap") -> dict[str, object]:
+def record(one: "Gap") -> dict[str, object]:
+    """Return a gap as a line of JSON."""
     return {
         "pos": one.pos,
         "at": moment(one.at_us),
@@ -95,8 +87,3 @@ def _record(one: "Gap") -> dict[str, object]:
         "actor": one.actor or None,
         "reason": one.reason,
     }
-
-
-def _cells(one: "Gap") -> tuple[str, ...]:
-    by = f"by {one.actor} at position {one.acknowledged_pos}" if one.acknowledged_pos else "no"
-    return moment(one.at_us), str(one.pos), one.stream, str(one.first), str(one.last), by, one.reason

@@ -1,8 +1,5 @@
 """`kite status`, `timeline`, `explain` and `replay`: what the engineer on call asks first."""
 
-import os
-import sys
-import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Annotated
 
@@ -11,6 +8,7 @@ import typer
 from kite.errors import UsageError
 from kite_cli.exits import Exit
 from kite_cli.flags import AsJson, Dir
+from kite_cli.live import committed, until_left
 from kite_cli.output import Progress, duration, fail, moment, say, say_json, short, show, table
 from kite_cli.status import status
 
@@ -25,7 +23,6 @@ SKIPPABLE = ("wake", "sleep", "start", "channel", "shed", "compare", "inject", "
 UNITS_S = {"s": 1, "m": 60, "h": 3_600, "d": 86_400}
 SPAN_MAX_S = 3_660 * 86_400
 HEX_CHARS = 8
-FOLLOW_POLL_S = 0.2
 
 
 def register(app: typer.Typer) -> None:
@@ -134,7 +131,7 @@ def _step(step: "Step") -> dict[str, object]:
 def _follow(reader: "Reader", span_us: int | None, *, as_json: bool) -> int:
     """Print what is committed from here on, and before it what began within the span. Ctrl-C is its normal end."""
     shown = ""
-    try:
+    with until_left():
         for entry in _committed(reader, span_us):
             (step,) = entry.steps
             if as_json:
@@ -145,10 +142,6 @@ def _follow(reader: "Reader", span_us: int | None, *, as_json: bool) -> int:
                 say("  ".join(filter(None, (moment(entry.at_us), entry.trace_id[:HEX_CHARS], entry.title))))
             shown = entry.correlation
             say("  ".join(filter(None, _line(step))))
-    except KeyboardInterrupt:
-        pass
-    except BrokenPipeError:  # the reader of our output has gone, as `| head` does
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or the flush at exit fails once more
     return Exit.OK
 
 
@@ -156,15 +149,11 @@ def _committed(reader: "Reader", span_us: int | None) -> "Iterator[Entry]":
     """Yield each row as an entry of one step, titled as the request that it belongs to; never ends by itself."""
     from kite_incident.timeline import timeline as tell
 
-    pos = reader.head.pos if span_us is None else _first(reader, span_us) - 1
-    while True:
-        for row in reader.rows(pos + 1):
-            for entry in tell([row]):
-                cause = reader.by_event_id(entry.correlation)
-                entry.title = tell([cause])[0].title if cause else entry.title
-                yield entry
-            pos = row.pos
-        time.sleep(FOLLOW_POLL_S)
+    for row in committed(reader, reader.head.pos if span_us is None else _first(reader, span_us) - 1):
+        for entry in tell([row]):
+            cause = reader.by_event_id(entry.correlation)
+            entry.title = tell([cause])[0].title if cause else entry.title
+            yield entry
 
 
 def explain(

@@ -18,7 +18,7 @@ from kite_schemas.arbitration import (
 )
 from kite_schemas.envelope import Header, decode
 from kite_schemas.guard import Compared, ComparisonFailed, ComparisonRequested
-from kite_schemas.ledger import BusGap, DeadlineMissed, Tick
+from kite_schemas.ledger import BusEpochChanged, BusGap, ClockStepped, DeadlineMissed, ProducerKeyAdded, Tick
 from kite_schemas.model import Data
 from kite_schemas.policy import ChangeRejected, ChangeRequested
 from kite_schemas.probes import Registered
@@ -197,6 +197,7 @@ TITLES: dict[type[Data], Callable[[Any], str]] = {  # Any: each function takes t
     NodeRegistered: lambda data: f"node {data.node} registered",
     Registered: lambda data: f"compare {data.base} with {data.probes} probes",
     GapAcknowledged: lambda _: "acknowledge the gap in the bus",
+    ProducerKeyAdded: lambda data: f"trust a key of {data.source}",
 }
 DETAILS: dict[type[Data], Callable[[Any], str]] = {  # Any: each function takes the type that stands before it
     InjectionClosed: lambda data: f"{data.outcome}: {data.why.reason}",
@@ -225,6 +226,8 @@ DETAILS: dict[type[Data], Callable[[Any], str]] = {  # Any: each function takes 
     NodeLost: lambda data: f"{data.node} lost: silent for {duration(data.silence_us)}",
     NodeFound: lambda data: f"{data.node} heard again after {duration(data.silence_us)}",
     BusGap: lambda data: f"{data.last - data.first + 1} messages of {data.stream} lost",
+    BusEpochChanged: lambda data: f"another bus ({data.why}): read again from its start, epoch {data.bus_epoch}",
+    ClockStepped: lambda data: f"the arbitrator's wall clock was set by {data.by_us / 1e6:+.0f} s",
     DeadlineMissed: lambda data: f"decided after {duration(data.took_us)}, deadline {duration(data.deadline_us)}",
     Window: _window,
 }

@@ -34,7 +34,7 @@ class Fleet:
     def __init__(self, server: EmbeddedServer, folder: Path) -> None:
         self.folder = folder
         self.ledger_url = f"sqlite:///{folder / 'ledger.db'}"
-        self._settings = Settings(nats_url=server.url, ledger_url=self.ledger_url)
+        self._settings = Settings(nats_url=server.url, nats_monitor_url=server.monitor_url, ledger_url=self.ledger_url)
         file = FleetFile(node="n", nats_url=server.url, ledger_url=self.ledger_url, adapter_root=str(folder), pid=1)
         place.write(folder, file)
 
@@ -103,7 +103,7 @@ async def test_a_gap_stops_what_destroys_until_somebody_has_looked(fleet: Fleet)
         status = await fleet.kite("status")
         assert status.out.startswith("degraded: the bus lost messages")
         assert "`kite gap acknowledge --reason …`" in status.out
-        listed = one(await fleet.kite("gap", "list", "--json"))
+        listed = one(await fleet.kite("ledger", "gaps", "--json"))
         assert (listed["first"], listed["last"], listed["acknowledged_pos"]) == (5, 7, None)
         tried = await fleet.kite("gap", "acknowledge", "--reason", "x", "--dry-run")
         assert (tried.code, tried.out) == (
@@ -119,7 +119,7 @@ async def test_a_gap_stops_what_destroys_until_somebody_has_looked(fleet: Fleet)
         assert (again.code, again.out) == (0, "")
         assert again.err == "no gap is open: there is nothing to acknowledge\n"
         assert fleet.count(GapAcknowledged) == 1
-        assert one(await fleet.kite("gap", "list", "--json"))["reason"] == "the disk was full"
+        assert one(await fleet.kite("ledger", "gaps", "--json"))["reason"] == "the disk was full"
         assert not (await fleet.kite("status")).out.startswith("degraded")
         told = (await fleet.kite("timeline")).out
         assert "acknowledge the gap in the bus" in told

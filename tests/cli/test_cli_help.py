@@ -24,7 +24,10 @@ READS = (
     "config diff",
     "config history",
     "routes",
-    "gap list",
+    "ledger verify",
+    "ledger tail",
+    "ledger get",
+    "ledger gaps",
 )
 CHANGES = ("up", "upcycle inject", "yoco order", "guard compare", "config set", "gap acknowledge")
 
