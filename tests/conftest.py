@@ -16,6 +16,7 @@ from kite.testing import bases
 from kite.testing.engine import START_S, Adapters, make_adapters, tiny_spec
 from kite.testing.llama import Llama
 from kite.testing.otlp import Receiver
+from kite.testing.postgres import Postgres
 
 
 @pytest.fixture(autouse=True)
@@ -48,6 +49,13 @@ def collector() -> Generator[Receiver]:
     """A receiver of the spans of both servers."""
     with Receiver() as collector:
         yield collector
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Generator[Postgres]:
+    """A running PostgreSQL (about 1 s to start); each test makes its own database there."""
+    with Postgres.start() as server:
+        yield server
 
 
 @contextmanager

@@ -5,6 +5,8 @@ from pathlib import Path
 from pydantic import Field
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
+from kite.trust import Signer, load_signer
+
 JOURNAL = "orders.sqlite"
 
 
@@ -15,6 +17,13 @@ class ServiceSettings(BaseSettings):
 
     nats_url: str = Field(description="where the bus listens, as in nats://127.0.0.1:4222")
     log_level: str = Field(default="info", description="debug, info, warning or error")
+    signing_key: Path | None = Field(
+        default=None, description="file of the private key that signs what this process says"
+    )
+
+    def signer(self) -> Signer | None:
+        """Return the key of this process, None when it signs nothing. Raises the errors of `load_signer`."""
+        return load_signer(self.signing_key) if self.signing_key else None
 
 
 class NodeSettings(ServiceSettings):

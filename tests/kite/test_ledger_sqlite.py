@@ -1,6 +1,7 @@
 """The ledger on SQLite: the contract, and what only a file can go through."""
 
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Generator
@@ -21,7 +22,8 @@ from kite.ledger import (
     SqliteTooOld,
 )
 from kite.ledger.sqlite import connect, require_library
-from kite.testing.ledger import Attempt, LedgerContract, drafts, forge
+from kite.testing.lease import LeaseContract
+from kite.testing.ledger import LedgerContract, attempt, drafts
 
 BATCH_ROWS = 200
 
@@ -34,7 +36,7 @@ from kite.testing.ledger import drafts
 ledger = Ledger.open(sys.argv[1])
 for batch in count(ledger.head.pos // {BATCH_ROWS}):
     numbers = range(batch * {BATCH_ROWS} + 1, (batch + 1) * {BATCH_ROWS} + 1)
-    cursor = Cursor(stream="KITE_EVT", bus_epoch=1, seq=numbers[-1], event_id="last", created="then")
+    cursor = Cursor(stream="KITE_EVT", bus_epoch=1, seq=numbers[-1], msg_id="last", created="then")
     ledger.append(drafts(numbers), sends=[Outgoing(draft=0, subject="kite.dec.v1.x")], cursors=[cursor])
     print(ledger.head.pos, flush=True)
 """
@@ -50,20 +52,7 @@ def url(path: Path) -> str:
     return f"sqlite:///{path}"
 
 
-@pytest.fixture
-def attempt(path: Path) -> Attempt:
-    def run(url: str, statement: str) -> None:
-        assert url.endswith(str(path))
-        connection = connect(path)
-        try:
-            connection.execute(statement)
-        finally:
-            connection.close()
-
-    return run
-
-
-class TestSqliteLedger(LedgerContract):
+class TestSqliteLedger(LedgerContract, LeaseContract):
     """The contract, on SQLite."""
 
 
@@ -107,11 +96,13 @@ def test_a_process_killed_in_mid_append_leaves_whole_appends_and_a_valid_chain(u
 def test_the_holder_of_the_lease_is_named_and_its_death_frees_it_at_once(url: str, path: Path):
     with appending(url) as process:
         printed(process)
-        with pytest.raises(LedgerHeld, match=f"{path} is held by process {process.pid}") as caught:
+        with pytest.raises(LedgerHeld, match=f"{path} is held by .*:{process.pid}") as caught:
             Ledger.open(url)
-        assert caught.value.holder == str(process.pid)
+        assert caught.value.holder == f"{socket.gethostname()}:{process.pid}"
         process.kill()
         process.wait()
+        with Reader.open(url) as reader:
+            assert reader.lease.holder == caught.value.holder, "it could not give it back; the lock is what counts"
         Ledger.open(url).close()
 
 
@@ -121,29 +112,6 @@ def test_a_ledger_reached_by_another_name_is_the_same_ledger(url: str, path: Pat
         alias.symlink_to(path)
         with pytest.raises(LedgerHeld):
             Ledger.open(f"sqlite:///{alias}")
-
-
-def test_an_altered_byte_is_named_by_its_position(url: str):
-    with Ledger.open(url) as ledger:
-        ledger.append(drafts(range(1, 1_001)))
-    forge(url, 700, b'{"number": 701}', rehashed=False)
-    with Reader.open(url) as reader:
-        with pytest.raises(ChainBroken, match="position 700") as caught:
-            reader.verify_chain()
-        assert caught.value.pos == 700
-        reader.verify_chain(1, 699)
-        reader.verify_chain(701)
-
-
-def test_a_forged_and_rehashed_row_is_not_seen_by_the_chain_but_by_its_head(url: str):
-    with Ledger.open(url) as ledger:
-        ledger.append(drafts(range(1, 11)))
-        honest = ledger.head
-    forge(url, 4, b"{}", rehashed=True)
-    with Reader.open(url) as reader:
-        reader.verify_chain()
-        assert reader.head.pos == honest.pos
-        assert reader.head.hash != honest.hash
 
 
 def test_a_tail_that_was_cut_off_is_missed_when_the_caller_knows_the_end(url: str):
@@ -166,7 +134,7 @@ COPY = """INSERT OR REPLACE INTO ledger
     [(2, "'new'", "dense"), (9, "'new'", "dense"), (4, "event_id", "once"), ("NULL", "'new'", "dense")],
     ids=["row replaced", "gap", "row replaced by its id", "position left to SQLite"],
 )
-def test_a_row_cannot_be_replaced_past_kite(url: str, attempt: Attempt, pos: object, event_id: str, why: str):
+def test_a_row_cannot_be_replaced_past_kite(url: str, pos: object, event_id: str, why: str):
     with Ledger.open(url) as ledger:
         ledger.append(drafts([1, 2, 3]))
     with pytest.raises(Exception, match=why):
@@ -176,7 +144,7 @@ def test_a_row_cannot_be_replaced_past_kite(url: str, attempt: Attempt, pos: obj
         assert reader.head.pos == 3
 
 
-def test_somebody_else_writing_the_database_stops_the_append(url: str, path: Path, attempt: Attempt):
+def test_somebody_else_writing_the_database_stops_the_append(url: str, path: Path):
     with Ledger.open(url) as ledger:
         ledger.append(drafts([1, 2]))
         attempt(url, COPY.format(pos=3, event_id="'foreign'"))
@@ -234,7 +202,7 @@ def test_a_file_of_another_kind_is_left_alone(path: Path, url: str):
     assert path.read_bytes() == b"this is no database" * 100
 
 
-def test_a_database_of_somebody_else_is_left_alone(url: str, attempt: Attempt):
+def test_a_database_of_somebody_else_is_left_alone(url: str):
     attempt(url, "CREATE TABLE orders (id)")
     for opener in (Ledger.open, Reader.open):
         with pytest.raises(NotALedger):
@@ -270,7 +238,7 @@ def test_a_damaged_file_is_an_error_of_ours(path: Path, url: str):
         "sqlite:///:memory:",
         "sqlite://host/ledger.db",
         "sqlite:///a.db?mode=ro",
-        "postgresql://h/d",
+        "mysql://h/d",
     ],
 )
 def test_a_url_that_names_no_file_is_a_usage_error(url: str):

@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from kite.ledger import AsyncLedger, Cursor, DuplicateEvent, Ledger, LedgerHeld, Outgoing
+from kite.ledger import AsyncLedger, Cursor, DuplicateEvent, Lease, Ledger, LedgerHeld, Outgoing, Reader
+from kite.ledger.backend import here
 from kite.testing.eventually import eventually
 from kite.testing.ledger import drafts
 
@@ -26,13 +27,16 @@ async def test_calls_run_in_the_order_they_were_made(url: str):
 
 async def test_it_does_all_that_a_ledger_does(url: str):
     ledger = await AsyncLedger.open(url)
-    cursor = Cursor(stream="KITE_EVT", bus_epoch=1, seq=1, event_id="event-000001", created="then")
+    cursor = Cursor(stream="KITE_EVT", bus_epoch=1, seq=1, msg_id="event-000001", created="then")
     await ledger.append(drafts([1]), sends=[Outgoing(draft=0, subject="kite.dec.v1.x")], cursors=[cursor])
     assert await ledger.cursor("KITE_EVT") == cursor
     assert list(await ledger.known(["event-000001", "event-000002"])) == ["event-000001"]
     assert [send.pos for send in await ledger.pending(10)] == [1]
     await ledger.sent(1)
     assert await ledger.pending(10) == []
+    await ledger.renew()
+    with Reader.open(url) as reader:
+        assert reader.lease == Lease(1, here(), 4)
     with pytest.raises(DuplicateEvent):
         await ledger.append(drafts([1]))
     await ledger.close()

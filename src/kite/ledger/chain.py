@@ -62,7 +62,7 @@ def seal(head: Head, drafts: Sequence[Draft]) -> list[Row]:
     """Return the rows that `drafts` become after `head`: dense positions, the head's epoch, linked hashes.
 
     Raises DraftRefused for a draft that no ledger can hold: time that runs backwards, an envelope past
-    RAW_LIMIT_BYTES, an integer beyond 64 bits, text that is no UTF-8.
+    RAW_LIMIT_BYTES, an integer beyond 64 bits, text that is no UTF-8 or has a NUL (PostgreSQL has none).
     """
     rows: list[Row] = []
     last_us, previous = head.ledger_us, head.hash
@@ -71,6 +71,8 @@ def seal(head: Head, drafts: Sequence[Draft]) -> list[Row]:
             raise DraftRefused(index, f"ledger_us {draft.ledger_us} is before {last_us}")
         if len(draft.raw) > RAW_LIMIT_BYTES:
             raise DraftRefused(index, f"{len(draft.raw)} bytes are more than {RAW_LIMIT_BYTES}")
+        if "\0" in _texts(draft):
+            raise DraftRefused(index, "its text has a NUL character, which not every database can hold")
         row = _link(previous, _place(draft, head.pos + 1 + index, head.epoch), index)
         rows.append(row)
         last_us, previous = row.ledger_us, row.hash
@@ -100,7 +102,6 @@ def rehash(rows: Iterable[Row], *, previous: bytes = GENESIS) -> Iterator[Row]:
 
 
 def _place(draft: Draft, pos: int, epoch: int) -> Columns:
-    """Key and signature stay empty until producers sign."""
     return (
         pos,
         epoch,
@@ -113,10 +114,14 @@ def _place(draft: Draft, pos: int, epoch: int) -> Columns:
         draft.occurred_us,
         draft.ledger_us,
         draft.trace_id,
-        "",
-        b"",
+        draft.key_id,
+        draft.signature,
         draft.raw,
     )
+
+
+def _texts(draft: Draft) -> str:
+    return f"{draft.event_id}{draft.type}{draft.subject}{draft.trace_id}{draft.bus_stream}{draft.key_id}"
 
 
 def _link(previous: bytes, columns: Columns, index: int) -> Row:

@@ -2,7 +2,8 @@
 
 from pathlib import Path
 
-from kite.errors import Fault, KiteError, MissingPath
+from kite.errors import Fault, KiteError, MissingPath, Unreachable
+from kite.ledger.rows import Lease
 
 
 class LedgerMissing(MissingPath):
@@ -10,25 +11,66 @@ class LedgerMissing(MissingPath):
 
     code = "ledger_missing"
 
-    def __init__(self, path: Path) -> None:
-        super().__init__(f"no ledger at {path}", hint="`kite up` creates one; check the ledger's URL")
-        self.path = path
+    def __init__(self, place: str) -> None:
+        super().__init__(
+            f"no ledger at {place}",
+            hint="`kite up` creates one; check the ledger's URL (on PostgreSQL the database itself must be there)",
+        )
+        self.place = place
+
+
+class LedgerUnreachable(Unreachable):
+    """The database server does not answer, or the connection broke. What was being appended may be in the ledger.
+
+    Close it, open it again, and read the head: the append is there as a whole or not at all.
+    """
+
+    code = "ledger_unreachable"
+
+    def __init__(self, place: str, detail: str) -> None:
+        super().__init__(
+            f"the ledger {place} does not answer: {detail}",
+            hint="check that PostgreSQL runs there and lets this user in; a password belongs into PGPASSFILE's file",
+        )
+        self.place = place
+        self.detail = detail
 
 
 class LedgerHeld(KiteError):
-    """Another process is the writer of this ledger. It goes away when that process ends."""
+    """Another process is the writer of this ledger. It goes away when that process ends.
+
+    On PostgreSQL the lease of one that ended badly stays: it may be taken by who saw its counter stand still.
+    """
 
     code = "ledger_held"
     fault = Fault.OPERATOR
     retryable = True
 
-    def __init__(self, path: Path, holder: str) -> None:
+    def __init__(self, place: str, holder: str) -> None:
         super().__init__(
-            f"the ledger {path} is held by process {holder}",
+            f"the ledger {place} is held by {holder}",
             hint="one arbitrator writes a ledger; stop that one, or give this one another ledger",
         )
-        self.path = path
+        self.place = place
         self.holder = holder
+
+
+class LeaseLost(KiteError):
+    """Another process has taken the lease. Nothing of the write is in the ledger, and this writer can write no more."""
+
+    code = "lease_lost"
+    fault = Fault.OPERATOR
+    retryable = True
+
+    def __init__(self, place: str, epoch: int, present: Lease) -> None:
+        by = f"held by {present.holder}" if present.holder else "free"
+        super().__init__(
+            f"the lease of the ledger {place} is lost: this was epoch {epoch}, it is now {by} in epoch {present.epoch}",
+            hint="close the ledger and stand by; a leader that was paused or cut off for 3 s is replaced",
+        )
+        self.place = place
+        self.epoch = epoch
+        self.present = present
 
 
 class LedgerTooNew(KiteError):
@@ -83,7 +125,7 @@ class LedgerUnwritable(KiteError):
     def __init__(self, place: str, detail: str) -> None:
         super().__init__(
             f"the ledger {place} cannot be written: {detail}",
-            hint="its folder must exist, be writable and have room; nothing else may write the database",
+            hint="it must exist, be writable and have room; nothing else may write the database",
         )
         self.place = place
         self.detail = detail

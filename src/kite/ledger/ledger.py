@@ -5,20 +5,20 @@ from dataclasses import replace
 from types import TracebackType
 from typing import Self
 
-from kite.ledger.address import sqlite_path
+from kite.ledger.backend import here, open_store
 from kite.ledger.chain import seal
 from kite.ledger.errors import DraftRefused
 from kite.ledger.port import Store
-from kite.ledger.rows import Cursor, Draft, Head, Outgoing, Route, Row, Send
+from kite.ledger.rows import Cursor, Draft, Head, Lease, Outgoing, Route, Row, Send
 from kite.ledger.scan import scan
-from kite.ledger.sqlite import SqliteStore
 
 
 class Ledger:
     """A ledger open for writing; there is at most one at a time over all processes.
 
-    A ledger belongs to the thread that opened it (`AsyncLedger` gives it one). After LedgerUnwritable it must be
-    closed.
+    A ledger belongs to the thread that opened it (`AsyncLedger` gives it one). After LedgerUnwritable, LeaseLost and
+    LedgerUnreachable it must be closed. A commit whose answer was lost is LedgerUnreachable too: who opens the ledger
+    again sees in the head whether it happened.
     """
 
     def __init__(self, store: Store) -> None:
@@ -26,13 +26,16 @@ class Ledger:
         self._head = store.take()
 
     @classmethod
-    def open(cls, url: str) -> Self:
-        """Take the lease of the ledger at `url` (`sqlite:////absolute/path`), migrate it, and count its epoch up.
+    def open(cls, url: str, *, holder: str | None = None, seen: Lease | None = None) -> Self:
+        """Take the lease of the ledger at `url` for `holder` (default: `here()`), migrate it, count its epoch up.
 
-        Raises LedgerHeld while another writer has it, LedgerTooNew, NotALedger, LedgerUnwritable, SqliteTooOld, and
-        UsageError for a URL that names no ledger. On every error the lease is free again.
+        A free lease is taken at once. On PostgreSQL, one that another holds is taken when it is still as it was `seen`,
+        which the caller has watched stand still; on SQLite the lock of a file is the lease, free as soon as its process
+        ends. Raises LedgerHeld while another writer has it, LedgerMissing when the server has no such database,
+        LedgerTooNew, NotALedger, LedgerUnwritable, LedgerUnreachable, SqliteTooOld, and UsageError for a URL that names
+        no ledger. On every error the lease is as before.
         """
-        store = SqliteStore.open(sqlite_path(url))
+        store = open_store(url, holder or here(), seen)
         try:
             return cls(store)
         except BaseException:
@@ -56,7 +59,8 @@ class Ledger:
         """Write rows, outbox and cursors in one durable transaction, and return the rows as they now stand.
 
         `routes`, unless None, take the place of all that are there; the outbox is let go up to `sent_pos`, see `sent`.
-        Raises DuplicateEvent or DraftRefused, and then the ledger is as before and usable; LedgerUnwritable otherwise.
+        Raises DuplicateEvent or DraftRefused, and then the ledger is as before and usable; otherwise LeaseLost,
+        LedgerUnwritable or LedgerUnreachable.
         """
         rows = seal(self._head, drafts)
         self._store.write(rows, _positions(rows, sends), cursors, routes, sent_pos)
@@ -86,6 +90,10 @@ class Ledger:
         A crash before this publishes them again, under the same ids.
         """
         self._store.sent(up_to_pos)
+
+    def renew(self) -> None:
+        """Move the lease's counter; appends do it too. Raises LeaseLost when another has taken the lease."""
+        self._store.renew()
 
     def rows(self, first: int = 1, last: int | None = None) -> Iterator[Row]:
         """Yield the rows from `first` to `last` (default: the head as of now), holding PAGE_ROWS of them at a time."""

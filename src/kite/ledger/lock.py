@@ -10,7 +10,7 @@ from pathlib import Path
 
 from kite.ledger.errors import LedgerHeld, LedgerUnwritable
 
-_PID_LIMIT_BYTES = 32
+_HOLDER_LIMIT_BYTES = 1024
 
 
 class FileLock:
@@ -20,17 +20,20 @@ class FileLock:
         self._descriptor = descriptor
 
     @classmethod
-    def take(cls, database: Path) -> "FileLock":
-        """Lock the ledger at `database` or raise LedgerHeld at once; LedgerUnwritable when no lock file can be made."""
+    def take(cls, database: Path, holder: str) -> "FileLock":
+        """Lock the ledger at `database` for `holder`, whose name stays in the file.
+
+        Raises LedgerHeld at once when it is locked, LedgerUnwritable when no lock file can be made.
+        """
         descriptor = _open(database)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            holder = os.pread(descriptor, _PID_LIMIT_BYTES, 0).decode(errors="replace").strip()
+            other = os.pread(descriptor, _HOLDER_LIMIT_BYTES, 0).decode(errors="replace").strip()
             os.close(descriptor)
-            raise LedgerHeld(database, holder or "unknown") from None
+            raise LedgerHeld(str(database), other or "an unknown process") from None
         os.ftruncate(descriptor, 0)
-        os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
+        os.pwrite(descriptor, f"{holder}\n".encode()[:_HOLDER_LIMIT_BYTES], 0)
         return cls(descriptor)
 
     def release(self) -> None:

@@ -5,59 +5,66 @@ from contextlib import contextmanager
 from types import TracebackType
 from typing import Self
 
-from sqlalchemy import ColumnElement, Connection, select
-from sqlalchemy.exc import DatabaseError
+from sqlalchemy import ColumnElement, select
+from sqlalchemy.exc import StatementError
 
-from kite.ledger.address import sqlite_path
+from kite.ledger.backend import open_source
 from kite.ledger.chain import GENESIS, verify
-from kite.ledger.errors import ChainBroken, LedgerTooOld, NotALedger
-from kite.ledger.port import PAGE_ROWS
-from kite.ledger.rows import Head, Route, Row
-from kite.ledger.scan import Page, scan
-from kite.ledger.schema import require, revision
-from kite.ledger.sqlite import paging, reading
+from kite.ledger.errors import ChainBroken, LedgerTooOld
+from kite.ledger.port import PAGE_ROWS, Source
+from kite.ledger.rows import Head, Lease, Route, Row
+from kite.ledger.scan import scan
+from kite.ledger.schema import revision
 from kite.ledger.tables import lease, ledger, routes
 
 ROUTES_SINCE = "0002"
-"""The schema revision that brought the routes."""
+LEASE_SINCE = "0003"
+"""The schema revisions that brought the routes, and the lease's holder and counter."""
 
 
 class Reader:
     """A ledger open for reading only: it never blocks the writer, and each call sees what is committed by then.
 
-    A reader belongs to the thread that opened it. Every method raises NotALedger when the file cannot be read.
+    A reader belongs to the thread that opened it. Every method raises NotALedger when the database cannot be read, and
+    LedgerUnreachable when its server does not answer; the next call connects again.
     """
 
-    def __init__(self, connection: Connection, place: str, page: Page) -> None:
-        self._connection = connection
-        self._place = place
-        self._page = page
+    def __init__(self, source: Source) -> None:
+        self._connection = source.connection
+        self._place = source.place
+        self._page = source.page
+        self._fault = source.fault
+        self._revision = ""
 
     @classmethod
     def open(cls, url: str) -> Self:
         """Open the ledger at `url`, which must exist; nothing is created or migrated.
 
-        Raises LedgerMissing, LedgerTooNew, NotALedger, SqliteTooOld, and UsageError for a URL that names no ledger.
+        Raises LedgerMissing, LedgerTooNew, NotALedger, LedgerUnreachable, SqliteTooOld, and UsageError for a URL that
+        names no ledger.
         """
-        path = sqlite_path(url)
-        with _readable(str(path)):
-            connection = reading(path).connect()
-            try:
-                require(connection, str(path))
-            except BaseException:
-                connection.close()
-                raise
-        return cls(connection, str(path), paging(connection, str(path)))
+        return cls(open_source(url))
 
     @property
     def head(self) -> Head:
         """The end of the ledger at this moment."""
         newest = select(ledger.c.pos, ledger.c.hash, ledger.c.ledger_us).order_by(ledger.c.pos.desc()).limit(1)
-        with _readable(self._place):
+        with self._readable():
             epoch = self._connection.execute(select(lease.c.epoch)).scalar_one()
             last = self._connection.execute(newest).one_or_none()
         pos, digest, ledger_us = last or (0, GENESIS, 0)
         return Head(pos, digest, ledger_us, epoch)
+
+    @property
+    def lease(self) -> Lease:
+        """Who may write at this moment: what a standby watches.
+
+        On SQLite the file's lock decides, and a holder that was killed stays named here. Raises LedgerTooOld for a
+        ledger that no arbitrator of this version has led yet.
+        """
+        with self._readable():
+            self._require(LEASE_SINCE)
+            return Lease(*self._connection.execute(select(lease.c.epoch, lease.c.holder, lease.c.counter)).one())
 
     def row(self, pos: int) -> Row | None:
         """Return the row at `pos`, None when there is none yet."""
@@ -96,10 +103,8 @@ class Reader:
         Raises LedgerTooOld for a ledger that no arbitrator of this version has led yet.
         """
         query = select(routes).order_by(routes.c.name, routes.c.instance)
-        with _readable(self._place):
-            found = revision(self._connection)
-            if found is None or found < ROUTES_SINCE:
-                raise LedgerTooOld(self._place, found or "none", ROUTES_SINCE)
+        with self._readable():
+            self._require(ROUTES_SINCE)
             wanted = query if name is None else query.where(routes.c.name == name)
             return [Route(*values) for values in self._connection.execute(wanted)]
 
@@ -116,7 +121,7 @@ class Reader:
             raise ChainBroken(proven + 1, "missing")
 
     def close(self) -> None:
-        """Let the file go."""
+        """Let the database go."""
         self._connection.close()
 
     def __enter__(self) -> Self:
@@ -138,15 +143,21 @@ class Reader:
     def _scan(self, first: int, last: int | None, *wanted: ColumnElement[bool]) -> Iterator[Row]:
         def page(start: int, end: int) -> list[Row]:
             query = select(ledger).where(ledger.c.pos.between(start, end), *wanted).order_by(ledger.c.pos)
-            with _readable(self._place):
+            with self._readable():
                 return [Row(*values) for values in self._connection.execute(query.limit(PAGE_ROWS))]
 
         return scan(page, first, self.head.pos if last is None else last)
 
+    def _require(self, needed: str) -> None:
+        """A ledger is never migrated backwards: what was once seen need not be looked at again."""
+        if self._revision < needed:
+            self._revision = revision(self._connection) or ""
+        if self._revision < needed:
+            raise LedgerTooOld(self._place, self._revision or "none", needed)
 
-@contextmanager
-def _readable(place: str) -> Generator[None]:
-    try:
-        yield
-    except DatabaseError as error:
-        raise NotALedger(place, str(error.orig)) from error
+    @contextmanager
+    def _readable(self) -> Generator[None]:
+        try:
+            yield
+        except StatementError as error:
+            raise self._fault(error) from error

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 class Draft:
     """One row to append. `raw` is the exact bytes of the envelope: they are hashed, and never serialised again.
 
-    `bus_*` say where the message was read; a row that the arbitrator writes itself leaves them empty.
+    `bus_*` say where the message was read, `key_id` and `signature` (64 bytes) who signed it; a row that the arbitrator
+    writes itself leaves them empty.
     """
 
     event_id: str
@@ -20,11 +21,16 @@ class Draft:
     bus_stream: str = ""
     bus_epoch: int = 0
     bus_seq: int = 0
+    key_id: str = ""
+    signature: bytes = b""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, unsafe_hash=True)
 class Row:
-    """One row of the ledger, its fields in the order of the columns; `hash` links it to the row before."""
+    """One row of the ledger, its fields in the order of the columns; `hash` links it to the row before.
+
+    Never altered. It is not `frozen` because that takes 3 µs more to make, a fifth of what an append costs.
+    """
 
     pos: int
     epoch: int
@@ -53,14 +59,23 @@ class Head:
     epoch: int
 
 
+@dataclass(frozen=True, slots=True)
+class Lease:
+    """Who may write: the `holder` of the `epoch`, empty when it was given back. A holder that lives moves `counter`."""
+
+    epoch: int
+    holder: str
+    counter: int
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cursor:
-    """The last message of one stream that the ledger has consumed, and which creation of the stream it belongs to."""
+    """The last message of one stream that the ledger has consumed, its id on the bus, and the stream's creation."""
 
     stream: str
     bus_epoch: int
     seq: int
-    event_id: str
+    msg_id: str
     created: str
 
 

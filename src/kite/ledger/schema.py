@@ -1,6 +1,7 @@
 """The schema's revision: where the migrations lie, bringing a database up to date, refusing one from the future."""
 
 from pathlib import Path
+from threading import Lock
 from typing import TYPE_CHECKING
 
 from sqlalchemy import Connection, inspect, text
@@ -14,6 +15,9 @@ if TYPE_CHECKING:
 _HERE = Path(__file__).resolve().parent
 _PLACES = (_HERE / "migrations", _HERE.parents[2] / "migrations")
 """In an installed wheel, and in a checkout."""
+
+_ALEMBIC = Lock()
+"""Alembic keeps what it works on in globals of its own, so one thread at a time."""
 
 _OURS = frozenset({"ledger", "alembic_version"})
 
@@ -31,13 +35,16 @@ def upgrade(connection: Connection, place: str) -> None:
 
     Raises LedgerTooNew, NotALedger for a database of somebody else's, and MigrationsMissing.
     """
-    from alembic import command
-
     tables = inspect(connection).get_table_names()
     if tables and not _OURS.issubset(tables):
         raise NotALedger(place, "it has other tables")
     _refuse_unknown(connection, place)
-    command.upgrade(_config(connection), "head")
+    if revision(connection) == REVISIONS[-1]:
+        return
+    from alembic import command
+
+    with _ALEMBIC:
+        command.upgrade(_config(connection), "head")
 
 
 def require(connection: Connection, place: str) -> None:

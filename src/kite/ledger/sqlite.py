@@ -6,25 +6,31 @@ because two libraries in one process drop each other's locks.
 """
 
 import json
-from collections import Counter
 from collections.abc import Callable, Generator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import astuple
+from functools import partial
 from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
 from sqlalchemy import Engine, create_engine, event
-from sqlalchemy.exc import DatabaseError, OperationalError
+from sqlalchemy.exc import DatabaseError, DBAPIError, OperationalError, StatementError
 from sqlalchemy.pool import NullPool
 
 from kite.ledger.chain import GENESIS
-from kite.ledger.errors import DuplicateEvent, LedgerMissing, LedgerUnwritable, NotALedger, SqliteTooOld
+from kite.ledger.errors import (
+    DuplicateEvent,
+    LeaseLost,
+    LedgerMissing,
+    LedgerUnwritable,
+    NotALedger,
+    SqliteTooOld,
+)
 from kite.ledger.lock import FileLock
-from kite.ledger.port import PAGE_ROWS
-from kite.ledger.rows import Cursor, Head, Outgoing, Route, Row, Send
-from kite.ledger.scan import Page
-from kite.ledger.schema import upgrade
+from kite.ledger.port import PAGE_ROWS, Source, repeated
+from kite.ledger.rows import Cursor, Head, Lease, Outgoing, Route, Row, Send
+from kite.ledger.schema import require, upgrade
 
 if TYPE_CHECKING:
     import sqlite3 as driver  # the same interface, with types; never imported
@@ -39,17 +45,35 @@ SQLITE_NEEDED = (3, 51, 3)
 BUSY_TIMEOUT_S = 5.0
 """How long a statement waits for a lock that another connection holds, say during a checkpoint."""
 
+PAGE_BYTES = 8192
+"""The page of a new file: rows of about 1 KiB waste less of it than of the usual 4096, and split it less often."""
+
+CHECKPOINT_PAGES = 4_000
+"""After how many pages of the write-ahead log they go into the file: each time costs an fsync in mid-append."""
+
 WAL_LIMIT_BYTES = 64 * 1024 * 1024
 """To what size the write-ahead log is cut back after a checkpoint."""
 
+_PRAGMAS = (
+    f"page_size = {PAGE_BYTES}",
+    "journal_mode = WAL",
+    "synchronous = FULL",
+    f"wal_autocheckpoint = {CHECKPOINT_PAGES}",
+    f"journal_size_limit = {WAL_LIMIT_BYTES}",
+)
+
+_LEASE = "SELECT epoch, holder, counter FROM lease"
+_CLAIM = "UPDATE lease SET epoch = epoch + 1, holder = ?, counter = counter + 1"
+_MOVE = "UPDATE lease SET counter = counter + 1 WHERE epoch = ? AND holder = ?"
+_RELEASE = "UPDATE lease SET holder = '', counter = counter + 1 WHERE epoch = ? AND holder = ?"
 _INSERT_ROW = "INSERT INTO ledger VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
 _INSERT_SEND = "INSERT INTO outbox (pos, subject, traceparent) VALUES (?, ?, ?)"
-_UPSERT_CURSOR = "INSERT OR REPLACE INTO cursors (stream, bus_epoch, seq, event_id, created) VALUES (?, ?, ?, ?, ?)"
+_UPSERT_CURSOR = "INSERT OR REPLACE INTO cursors (stream, bus_epoch, seq, msg_id, created) VALUES (?, ?, ?, ?, ?)"
 _CLEAR_ROUTES = "DELETE FROM routes"
 _INSERT_ROUTE = "INSERT INTO routes (name, version, instance, endpoint, channel, pos) VALUES (?, ?, ?, ?, ?, ?)"
 _HEAD = "SELECT pos, hash, ledger_us FROM ledger ORDER BY pos DESC LIMIT 1"
 _KNOWN = "SELECT event_id, raw FROM ledger WHERE event_id IN (SELECT value FROM json_each(?))"
-_CURSOR = "SELECT stream, bus_epoch, seq, event_id, created FROM cursors WHERE stream = ?"
+_CURSOR = "SELECT stream, bus_epoch, seq, msg_id, created FROM cursors WHERE stream = ?"
 _PENDING = """SELECT o.pos, o.subject, l.raw, l.event_id, o.traceparent
               FROM outbox AS o JOIN ledger AS l ON l.pos = o.pos WHERE o.pos > ? ORDER BY o.pos LIMIT ?"""
 _SENT = "DELETE FROM outbox WHERE pos <= ?"
@@ -68,7 +92,7 @@ def require_library(found: tuple[int, ...] = driver.sqlite_version_info) -> None
 def connect(path: Path) -> driver.Connection:
     """Open a read-write connection to `path`, which is created when it is not there; transactions are the caller's."""
     connection = driver.connect(path, timeout=BUSY_TIMEOUT_S, isolation_level=None)
-    for pragma in ("journal_mode = WAL", "synchronous = FULL", f"journal_size_limit = {WAL_LIMIT_BYTES}"):
+    for pragma in _PRAGMAS:  # the page's size before the journal's mode, which writes the first one
         connection.execute(f"PRAGMA {pragma}")
     return connection
 
@@ -77,7 +101,7 @@ def reading(path: Path) -> Engine:
     """Return an engine whose connections can only read the ledger at `path`. Raises LedgerMissing, SqliteTooOld."""
     require_library()
     if not path.is_file():
-        raise LedgerMissing(path)
+        raise LedgerMissing(str(path))
     address = f"{path.as_uri()}?mode=ro"
 
     def creator() -> driver.Connection:
@@ -86,48 +110,74 @@ def reading(path: Path) -> Engine:
     return create_engine("sqlite://", module=driver, creator=creator, poolclass=NullPool)
 
 
-def paging(connection: "Connection", place: str) -> Page:
-    """Return how whole rows are read through a connection of `reading`, past SQLAlchemy: half as fast again."""
+def source(path: Path) -> Source:
+    """Open the read-only side of the ledger at `path`. Raises LedgerMissing, LedgerTooNew, NotALedger, SqliteTooOld."""
+    place = str(path)
+    explain = partial(_fault, place)
+    engine = reading(path)
+    try:
+        connection = engine.connect()
+    except DBAPIError as error:
+        raise explain(error) from error
+    try:
+        require(connection, place)
+    except BaseException as error:
+        connection.close()
+        if isinstance(error, DBAPIError):
+            raise explain(error) from error
+        raise
+    return Source(connection, place, partial(_page, connection, place), explain)
+
+
+def _page(connection: "Connection", place: str, first: int, last: int) -> list[Row]:
+    """Read whole rows past SQLAlchemy: half as fast again."""
     raw: driver.Connection | None = connection.connection.driver_connection
     if raw is None:
         raise NotALedger(place, "its connection is closed")
+    try:
+        return _read_page(raw, first, last)
+    except driver.DatabaseError as error:
+        raise NotALedger(place, str(error)) from error
 
-    def page(first: int, last: int) -> list[Row]:
-        try:
-            return _read_page(raw, first, last)
-        except driver.DatabaseError as error:
-            raise NotALedger(place, str(error)) from error
 
-    return page
+def _fault(place: str, error: StatementError) -> NotALedger:
+    return NotALedger(place, str(error.orig))
 
 
 class SqliteStore:
     """A `Store` on one file. See `kite.ledger.port` for the methods."""
 
-    def __init__(self, path: Path, lock: FileLock, connection: driver.Connection) -> None:
+    def __init__(self, path: Path, lock: FileLock, connection: driver.Connection, holder: str) -> None:
         self._path = path
         self._lock: FileLock | None = lock
         self._connection = connection
+        self._holder = holder
+        self._epoch = 0
 
     @classmethod
-    def open(cls, path: Path) -> Self:
+    def open(cls, path: Path, holder: str) -> Self:
         """Lock and migrate the ledger at `path`. The lock comes first: nobody migrates under a running writer."""
         require_library()
-        lock = FileLock.take(path)
+        lock = FileLock.take(path, holder)
         try:
             _migrate(path)
-            return cls(path, lock, connect(path))
+            return cls(path, lock, connect(path), holder)
         except BaseException:
             lock.release()
             raise
 
     def take(self) -> Head:
-        """See `Store`."""
+        """See `Store`. The lock is the lease; its row says who has it, or had it last."""
         with self._transaction() as connection:
-            connection.execute("UPDATE lease SET epoch = epoch + 1")
-            (epoch,) = connection.execute("SELECT epoch FROM lease").fetchone()
+            connection.execute(_CLAIM, (self._holder,))
+            self._epoch = self._lease().epoch
             pos, digest, ledger_us = connection.execute(_HEAD).fetchone() or (0, GENESIS, 0)
-        return Head(pos, digest, ledger_us, epoch)
+        return Head(pos, digest, ledger_us, self._epoch)
+
+    def renew(self) -> None:
+        """See `Store`."""
+        with self._writing():
+            pass
 
     def write(
         self,
@@ -139,7 +189,7 @@ class SqliteStore:
     ) -> None:
         """See `Store`."""
         try:
-            with self._transaction() as connection:
+            with self._writing() as connection:
                 connection.executemany(_INSERT_ROW, map(_values, rows))
                 if sent_pos:
                     connection.execute(_SENT, (sent_pos,))
@@ -148,8 +198,9 @@ class SqliteStore:
                 if routes is not None:
                     connection.execute(_CLEAR_ROUTES)
                     connection.executemany(_INSERT_ROUTE, map(astuple, routes))
-        except driver.IntegrityError as error:
-            raise self._clash(rows, error) from error
+        except driver.IntegrityError as error:  # with no id taken, somebody else has written at our position
+            taken = repeated(rows, self.known)
+            raise (DuplicateEvent(taken) if taken else LedgerUnwritable(str(self._path), str(error))) from error
 
     def known(self, event_ids: Sequence[str]) -> dict[str, bytes]:
         """See `Store`."""
@@ -160,8 +211,8 @@ class SqliteStore:
         found = self._connection.execute(_CURSOR, (stream,)).fetchone()
         if found is None:
             return None
-        stream, bus_epoch, seq, event_id, created = found
-        return Cursor(stream=stream, bus_epoch=bus_epoch, seq=seq, event_id=event_id, created=created)
+        stream, bus_epoch, seq, msg_id, created = found
+        return Cursor(stream=stream, bus_epoch=bus_epoch, seq=seq, msg_id=msg_id, created=created)
 
     def pending(self, limit: int, after_pos: int = 0) -> list[Send]:
         """See `Store`."""
@@ -169,7 +220,7 @@ class SqliteStore:
 
     def sent(self, up_to_pos: int) -> None:
         """See `Store`."""
-        with self._transaction() as connection:
+        with self._writing() as connection:
             connection.execute(_SENT, (up_to_pos,))
 
     def page(self, first: int, last: int) -> list[Row]:
@@ -180,9 +231,22 @@ class SqliteStore:
         """See `Store`. The lock goes last."""
         if self._lock is None:
             return
+        with suppress(driver.Error, LedgerUnwritable), self._transaction() as connection:
+            connection.execute(_RELEASE, (self._epoch, self._holder))
         self._connection.close()
         self._lock.release()
         self._lock = None
+
+    def _lease(self) -> Lease:
+        return Lease(*self._connection.execute(_LEASE).fetchone())
+
+    @contextmanager
+    def _writing(self) -> "Generator[driver.Connection]":
+        """Begin with the lease, as on PostgreSQL: on a file system whose locks do nothing, two would notice here."""
+        with self._transaction() as connection:
+            if not connection.execute(_MOVE, (self._epoch, self._holder)).rowcount:
+                raise LeaseLost(str(self._path), self._epoch, self._lease())
+            yield connection
 
     @contextmanager
     def _transaction(self) -> "Generator[driver.Connection]":
@@ -198,15 +262,6 @@ class SqliteStore:
         finally:
             if self._connection.in_transaction:
                 self._connection.execute("ROLLBACK")
-
-    def _clash(self, rows: Sequence[Row], error: driver.IntegrityError) -> DuplicateEvent | LedgerUnwritable:
-        """Name the first id that is taken; with none, somebody else has written at our position."""
-        ids = [row.event_id for row in rows]
-        taken, counts = self.known(ids), Counter(ids)
-        for event_id in ids:
-            if event_id in taken or counts[event_id] > 1:
-                return DuplicateEvent(event_id)
-        return LedgerUnwritable(str(self._path), str(error))
 
 
 def _read_page(connection: driver.Connection, first: int, last: int) -> list[Row]:

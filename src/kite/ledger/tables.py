@@ -2,11 +2,14 @@
 
 from sqlalchemy import BigInteger, CheckConstraint, Column, Integer, LargeBinary, MetaData, Table, Text
 
-REVISIONS = ("0001", "0002")
+REVISIONS = ("0001", "0002", "0003")
 """Every schema revision this code can read, oldest first; the last is the one it writes."""
 
 # SQLite makes a column the row's own key only when it is an INTEGER; PostgreSQL needs 64 bits.
 _BIG = BigInteger().with_variant(Integer, "sqlite")
+
+# By code point, as SQLite does anyway: the order of a locale differs by machine, and its update breaks an index.
+_KEY = Text().with_variant(Text(collation="C"), "postgresql")
 
 metadata = MetaData()
 
@@ -18,7 +21,7 @@ ledger = Table(
     Column("bus_stream", Text, nullable=False),
     Column("bus_epoch", _BIG, nullable=False),
     Column("bus_seq", _BIG, nullable=False),
-    Column("event_id", Text, nullable=False, unique=True),
+    Column("event_id", _KEY, nullable=False, unique=True),
     Column("type", Text, nullable=False),
     Column("subject", Text, nullable=False),
     Column("occurred_us", _BIG, nullable=False),
@@ -29,7 +32,7 @@ ledger = Table(
     Column("raw", LargeBinary, nullable=False),
     Column("hash", LargeBinary, nullable=False),
 )
-"""One row an event, in the order applied; a trigger refuses UPDATE and DELETE. No index beyond these two keys: each
+"""One row an event, in the order applied; triggers refuse UPDATE and DELETE. No index beyond these two keys: each
 costs a fifth of the append rate or more, and a reader that looks for a type scans."""
 
 outbox = Table(
@@ -44,10 +47,10 @@ outbox = Table(
 cursors = Table(
     "cursors",
     metadata,
-    Column("stream", Text, primary_key=True),
+    Column("stream", _KEY, primary_key=True),
     Column("bus_epoch", _BIG, nullable=False),
     Column("seq", _BIG, nullable=False),
-    Column("event_id", Text, nullable=False),
+    Column("msg_id", Text, nullable=False),
     Column("created", Text, nullable=False),
 )
 """The last message consumed of each stream."""
@@ -57,15 +60,18 @@ lease = Table(
     metadata,
     Column("id", Integer, CheckConstraint("id = 1", name="lease_once"), primary_key=True, autoincrement=False),
     Column("epoch", _BIG, nullable=False),
+    Column("holder", Text, nullable=False, server_default=""),
+    Column("counter", _BIG, nullable=False, server_default="0"),
 )
-"""One row: the number of times that a writer has taken the ledger."""
+"""One row: how often a writer has taken the ledger, who it is (empty: nobody), and what it moves as long as it lives.
+`counter` never falls, so (epoch, counter) tells any two states of the lease apart."""
 
 routes = Table(
     "routes",
     metadata,
-    Column("name", Text, primary_key=True),
+    Column("name", _KEY, primary_key=True),
     Column("version", Text, nullable=False),
-    Column("instance", Text, primary_key=True),
+    Column("instance", _KEY, primary_key=True),
     Column("endpoint", Text, nullable=False),
     Column("channel", Text, nullable=False),
     Column("pos", _BIG, nullable=False),

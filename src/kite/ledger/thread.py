@@ -4,10 +4,11 @@ import asyncio
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
+from types import TracebackType
 from typing import Self, TypeVar
 
 from kite.ledger.ledger import Ledger
-from kite.ledger.rows import Cursor, Draft, Head, Outgoing, Route, Row, Send
+from kite.ledger.rows import Cursor, Draft, Head, Lease, Outgoing, Route, Row, Send
 
 T = TypeVar("T")
 
@@ -23,10 +24,10 @@ class AsyncLedger:
         self._ledger = ledger
 
     @classmethod
-    async def open(cls, url: str) -> Self:
+    async def open(cls, url: str, *, holder: str | None = None, seen: Lease | None = None) -> Self:
         """See `Ledger.open`."""
         pool = ThreadPoolExecutor(1, thread_name_prefix="kite-ledger")
-        opening = pool.submit(Ledger.open, url)
+        opening = pool.submit(partial(Ledger.open, url, holder=holder, seen=seen))
         try:
             return cls(pool, await asyncio.wrap_future(opening))
         except BaseException:
@@ -69,9 +70,21 @@ class AsyncLedger:
         """See `Ledger.sent`."""
         await self.run(lambda ledger: ledger.sent(up_to_pos))
 
+    async def renew(self) -> None:
+        """See `Ledger.renew`."""
+        await self.run(Ledger.renew)
+
     async def run(self, work: Callable[[Ledger], T]) -> T:
         """Call `work` with the ledger on its thread, say to fold `ledger.rows()`; nothing else runs there meanwhile."""
         return await asyncio.get_running_loop().run_in_executor(self._pool, work, self._ledger)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
 
     async def close(self) -> None:
         """Finish what was begun, give the ledger to the next writer, and end the thread."""
