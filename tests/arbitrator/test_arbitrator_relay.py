@@ -46,9 +46,9 @@ async def relaying(relay: Relay) -> AsyncGenerator[None]:
             await task
 
 
-async def published(bus: Bus) -> list[str | None]:
+async def published(bus: Bus) -> list[str]:
     messages = [await bus.message(DEC, seq) for seq in range(1, (await bus.stream(DEC)).last_seq + 1)]
-    return [message.msg_id for message in messages if message]
+    return [message.event_id for message in messages if message]
 
 
 def names(numbers: Sequence[int]) -> list[str]:
@@ -87,3 +87,38 @@ async def test_what_was_published_and_not_let_go_is_not_published_again_by_the_s
         await eventually(lambda: relay.done_pos == 3)
         assert [send.pos for send in await ledger.pending(10)] == [3]
     assert await published(bus) == names([1, 2, 3])
+
+
+async def test_what_a_bus_may_have_lost_is_published_again_before_the_rest_and_moves_nothing(
+    bus: Bus, ledger: AsyncLedger
+):
+    lost = await commit(ledger, [1, 2])
+    await ledger.sent(2)
+    relay = Relay(bus, ledger)
+    relay.put(await commit(ledger, [3]))
+    relay.again(lost)
+    async with relaying(relay):
+        await eventually(lambda: relay.done_pos == 3)
+    assert await published(bus) == names([1, 2, 3])
+
+
+async def test_finishing_publishes_what_the_end_of_the_run_left_in_its_hands(bus: Bus, ledger: AsyncLedger):
+    relay = Relay(bus, ledger)
+    async with relaying(relay):
+        pass
+    relay.put(await commit(ledger, [1, 2]))
+    await relay.finish(5.0)
+    assert relay.done_pos == 2
+    assert await published(bus) == names([1, 2])
+
+
+async def test_finishing_gives_up_when_the_bus_is_away_and_the_outbox_keeps_the_rest(
+    tmp_path: Path, ledger: AsyncLedger
+):
+    async with running(tmp_path) as client:
+        relay = Relay(client, ledger)
+        relay.put(await commit(ledger, [1]))
+        await client.close()
+        await relay.finish(0.1)
+    assert relay.done_pos == 0
+    assert [send.pos for send in await ledger.pending(10)] == [1]

@@ -3,6 +3,7 @@
 import secrets
 
 from kite.events import Origin, compose
+from kite.trust import Keyring
 from kite_arbitrator.batch import TRACES_MAX, Batch, Traces
 from kite_arbitrator.testing import BASE, Story
 from kite_schemas.arbitration import Discarded
@@ -15,7 +16,7 @@ WINDOW_US = 10_000_000
 
 
 def batch(fleet: Story, at_us: int, traces: Traces) -> Batch:
-    return Batch(fleet.state, lambda last_us: max(last_us + 1, at_us), ORIGIN, 1, {}, traces)
+    return Batch(fleet.state, lambda last_us: max(last_us + 1, at_us), ORIGIN, 1, Keyring(None), {}, traces)
 
 
 def test_a_wake_that_was_put_off_belongs_to_the_trace_of_its_request():

@@ -8,14 +8,15 @@ import pytest
 from kite import clock
 from kite.bus import EVT, TEL, Message, evt_subject, tel_subject
 from kite.events import Origin, compose, new_id
-from kite_arbitrator.intake import ARRIVALS_MAX, FACTS_MAX, WINDOWS_MAX, Arrival, Intake, arrive, examine, ids
-from kite_schemas.envelope import Event
+from kite.trust import Keyring
+from kite_arbitrator.intake import ARRIVALS_MAX, FACTS_MAX, WINDOWS_MAX, Arrival, Found, Intake, arrive, examine, ids
 from kite_schemas.ledger import BusGap, Refusal, Rejected
 from kite_schemas.model import Data
 from kite_schemas.telemetry import Window
 from kite_schemas.yoco import OrderRequested
 
 ORIGIN = Origin(source="kite/test/1", producer="test@0")
+OPEN = Keyring(None)
 GAP = BusGap(stream=EVT, first=3, last=4)
 
 
@@ -34,7 +35,7 @@ def fact(seq: int = 1) -> Message:
 
 
 def arrival(*messages: Message) -> Arrival:
-    return arrive(messages)
+    return arrive(messages, OPEN)
 
 
 async def test_one_load_has_the_tick_the_facts_in_order_and_the_windows():
@@ -50,7 +51,7 @@ async def test_one_load_has_the_tick_the_facts_in_order_and_the_windows():
     assert load.facts == [first, GAP, second]
     assert load.windows == [windows]
     found = [one.found[0] for one in (first, second, windows)]
-    assert ids(load) == [event.header.id for event in found if isinstance(event, Event)]
+    assert ids(load) == [one.event.header.id for one in found if isinstance(one, Found)]
     intake.tick()
     assert (await intake.take()).facts == []
 
@@ -91,17 +92,17 @@ async def test_a_full_line_makes_its_pull_wait_and_no_other():
 
 
 def test_a_window_belongs_on_the_stream_of_windows_whatever_its_version():
-    assert isinstance(examine(window(node="node-1.a")), Event)
+    assert isinstance(examine(window(node="node-1.a"), OPEN), Found)
     later = window()
     raw = later.payload.replace(b"window.v1", b"window.v9")
-    found = examine(Message(TEL, 1, later.subject, raw, later.headers, 0))
-    assert isinstance(found, Event)
-    assert found.data is None
+    found = examine(Message(TEL, 1, later.subject, raw, later.headers, 0), OPEN)
+    assert isinstance(found, Found)
+    assert found.event.data is None
 
 
 @pytest.mark.parametrize("elsewhere", [evt_subject(Window.TYPE, "node/n1"), tel_subject("n2"), "kite.tel.v1.n1.more"])
 def test_a_window_elsewhere_is_refused(elsewhere: str):
-    found = examine(window(bus_subject=elsewhere))
+    found = examine(window(bus_subject=elsewhere), OPEN)
     assert isinstance(found, Rejected)
     assert found.code is Refusal.SUBJECT_MISMATCH
     assert found.bus_subject == elsewhere

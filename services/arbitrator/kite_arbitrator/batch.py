@@ -8,12 +8,12 @@ from kite import clock, tracing
 from kite.bus import Message
 from kite.events import Composed, Origin, compose
 from kite.ledger import Draft, Outgoing
-from kite_arbitrator import core
-from kite_arbitrator.intake import Arrival, repeatable
-from kite_arbitrator.routing import destination
+from kite.trust import Keyring, Signature
+from kite_arbitrator import core, routing
+from kite_arbitrator.intake import Arrival, Found, examine, is_strange, repeatable
 from kite_arbitrator.state import Row, State
-from kite_schemas.envelope import Event, Header, encode
-from kite_schemas.ledger import DeadlineMissed, EventIdConflict, Rejected
+from kite_schemas.envelope import Header, encode
+from kite_schemas.ledger import DeadlineMissed, EventIdConflict, ProducerKeyAdded, Rejected
 from kite_schemas.model import Data
 from kite_schemas.why import Request
 
@@ -56,13 +56,15 @@ class Decided:
 class Batch:
     """Grows by inputs; `state` is the state after all of them, `drafts` and `sends` are what to append.
 
-    `known` are the bytes that the ledger has under the ids of the events to come.
+    `known` are the bytes that the ledger has under the ids of the events to come; `keyring` grows by the keys among
+    them.
     """
 
     state: State
     now: Clock
     origin: Origin
     bus_epoch: int
+    keyring: Keyring
     known: dict[str, bytes] = field(default_factory=dict[str, bytes])
     traces: Traces = field(default_factory=Traces)
     came_us: int = field(default_factory=clock.mono_us)
@@ -81,6 +83,11 @@ class Batch:
         event = compose(LEDGER_SUBJECT, data, self.origin, event_id=self._place_id(message) if message else None)
         self.put(event, data, message)
 
+    def announce(self, data: Data) -> None:
+        """Take in a row that the arbitrator itself writes and tells the bus as well."""
+        self.sends.append(Outgoing(draft=len(self.drafts), subject=routing.announced(data.TYPE, LEDGER_SUBJECT)))
+        self.write(data)
+
     def missed(self, now_us: int) -> DeadlineMissed | None:
         """Return what to record of the decisions that are durable only at `now_us` of the monotonic clock: too late."""
         deadline_us = self.state.policy.arbitration.decision_deadline_us if self.state.policy else None
@@ -90,16 +97,20 @@ class Batch:
         took_us = max(now_us - one.came_us for one in late)
         return DeadlineMissed(first=late[0].pos, last=late[-1].pos, took_us=took_us, deadline_us=deadline_us)
 
-    def _take(self, message: Message, found: Event | Rejected) -> None:
+    def _take(self, message: Message, found: Found | Rejected) -> None:
+        if is_strange(found):  # its key may have come in front of it, and is let in only here, in the ledger's order
+            found = examine(message, self.keyring)
         if isinstance(found, Rejected):
             self.write(found, message)
             return
-        known = self.known.setdefault(found.header.id, message.payload)
+        header = found.event.header
+        known = self.known.setdefault(header.id, message.payload)
         if known is message.payload:
-            self._input(found.header, message.payload, found.data, message)
+            if isinstance(found.event.data, ProducerKeyAdded):
+                self.keyring.admit(found.event.data)
+            self._input(header, message.payload, found.event.data, message, found.signature)
         elif known != message.payload:
-            conflict = EventIdConflict(stream=message.stream, seq=message.seq, event_id=found.header.id)
-            self.write(conflict, message)
+            self.write(EventIdConflict(stream=message.stream, seq=message.seq, event_id=header.id), message)
 
     def _place_id(self, message: Message) -> str | None:
         """Return an id that depends on the message's place only: read again, it is the same row."""
@@ -110,7 +121,14 @@ class Batch:
         """Take in an event that the arbitrator composed itself."""
         self._input(event.header, event.raw, data, message)
 
-    def _input(self, header: Header, raw: bytes, data: Data | None, message: Message | None) -> None:
+    def _input(
+        self,
+        header: Header,
+        raw: bytes,
+        data: Data | None,
+        message: Message | None,
+        signature: Signature | None = None,
+    ) -> None:
         row = Row(
             pos=self.state.pos + 1,
             id=header.id,
@@ -121,7 +139,7 @@ class Batch:
         )
         if isinstance(data, Request):
             self.traces.keep(header)
-        self._append(header, raw, row, message)
+        self._append(header, raw, row, message, signature)
         self.state, decisions = core.step(self.state, row)
         for decision in decisions:
             self._decision(header, decision)
@@ -145,12 +163,18 @@ class Batch:
                 producer=self.origin.producer,
             )
         self._append(header, encode(header, decision.data), decision)
-        self.sends.append(
-            Outgoing(draft=len(self.drafts) - 1, subject=destination(decision), traceparent=header.traceparent or "")
-        )
+        subject = routing.destination(decision)
+        self.sends.append(Outgoing(draft=len(self.drafts) - 1, subject=subject, traceparent=header.traceparent or ""))
         self.decided.append(Decided(decision.pos, self.came_us))
 
-    def _append(self, header: Header, raw: bytes, row: Row, message: Message | None = None) -> None:
+    def _append(
+        self,
+        header: Header,
+        raw: bytes,
+        row: Row,
+        message: Message | None = None,
+        signature: Signature | None = None,
+    ) -> None:
         self.drafts.append(
             Draft(
                 event_id=row.id,
@@ -163,5 +187,7 @@ class Batch:
                 bus_stream=message.stream if message else "",
                 bus_epoch=self.bus_epoch if message else 0,
                 bus_seq=message.seq if message else 0,
+                key_id=signature.key_id if signature else "",
+                signature=signature.value if signature else b"",
             )
         )

@@ -2,15 +2,16 @@
 
 import asyncio
 from base64 import b64encode
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import TypeVar
 
 from kite import clock
 from kite.bus import TEL, Message, evt_subject, tel_subject
+from kite.trust import Distrusted, Keyring, Signature
 from kite_schemas.envelope import EVENT_MAX_BYTES, Event, MalformedEvent, decode
-from kite_schemas.ledger import REJECTED_BYTES_MAX, BusGap, Refusal, Rejected
+from kite_schemas.ledger import REJECTED_BYTES_MAX, BusEpochChanged, BusGap, Refusal, Rejected
 from kite_schemas.telemetry import Window
 
 REASON_MAX_CHARS = 500
@@ -19,6 +20,13 @@ PRODUCERS = frozenset({"request", "fact"})
 
 WINDOWS = Window.TYPE.rpartition(".")[0]
 """The type of windows of every version."""
+
+DISTRUST: Mapping[Distrusted, str] = {
+    Distrusted.UNSIGNED: "it is not signed, and what {source} says has to be",
+    Distrusted.KEY_UNKNOWN: "it is signed with a key that nobody has added for {source}",
+    Distrusted.SIGNATURE_WRONG: "its signature does not fit what it says",
+    Distrusted.NOT_OF_PRODUCER: "its signature is good, and its signer may not say this as {source}",
+}
 
 ARRIVALS_MAX = 8
 """How many pulled batches wait in each line; beyond it the pull stops, and the bus keeps the rest."""
@@ -30,7 +38,13 @@ WINDOWS_MAX = 64
 SUBJECTS_MAX = 4_096
 """For how many subjects it is remembered where their events belong."""
 
-Waiting = TypeVar("Waiting", bound="Arrival | BusGap")
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """An event, and who signed it where that was checked."""
+
+    event: Event
+    signature: Signature | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,16 +52,22 @@ class Arrival:
     """Messages as they came, and what each of them is; `at_us` is the monotonic clock at that moment."""
 
     messages: Sequence[Message]
-    found: Sequence[Event | Rejected]
+    found: Sequence[Found | Rejected]
     at_us: int
+
+
+Incoming = Arrival | BusGap | BusEpochChanged
+"""What the line of facts brings: messages, or what became of those that will not come."""
+
+Waiting = TypeVar("Waiting", bound=Incoming)
 
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What one transaction takes in: whether a tick is due, facts and gaps in the order of the bus, and windows."""
+    """What one transaction takes in: whether a tick is due, facts and what became of others in their order, windows."""
 
     tick: bool
-    facts: Sequence[Arrival | BusGap]
+    facts: Sequence[Incoming]
     windows: Sequence[Arrival]
 
 
@@ -55,13 +75,13 @@ class Intake:
     """Two lines in front of the writer, and the tick, which never waits. Whoever puts into a full line waits."""
 
     def __init__(self) -> None:
-        self._facts: asyncio.Queue[Arrival | BusGap] = asyncio.Queue(ARRIVALS_MAX)
+        self._facts: asyncio.Queue[Incoming] = asyncio.Queue(ARRIVALS_MAX)
         self._windows: asyncio.Queue[Arrival] = asyncio.Queue(ARRIVALS_MAX)
         self._ticking = False
         self._wake = asyncio.Event()
 
-    async def fact(self, item: Arrival | BusGap) -> None:
-        """Put facts, or a gap among them, into their line."""
+    async def fact(self, item: Incoming) -> None:
+        """Put facts, a gap among them, or another bus, into their line."""
         await self._facts.put(item)
         self._wake.set()
 
@@ -85,20 +105,20 @@ class Intake:
         return load
 
 
-def arrive(messages: Sequence[Message]) -> Arrival:
+def arrive(messages: Sequence[Message], keyring: Keyring) -> Arrival:
     """Look at messages as they come in: the writer may be waiting for the disk meanwhile."""
     at_us = clock.mono_us()
-    return Arrival(messages, [examine(message) for message in messages], at_us)
+    return Arrival(messages, [examine(message, keyring) for message in messages], at_us)
 
 
 def ids(load: Load) -> list[str]:
     """Return the ids of the events in a load."""
     arrivals = (*(item for item in load.facts if isinstance(item, Arrival)), *load.windows)
-    return [found.header.id for arrival in arrivals for found in arrival.found if isinstance(found, Event)]
+    return [found.event.header.id for arrival in arrivals for found in arrival.found if isinstance(found, Found)]
 
 
-def examine(message: Message) -> Event | Rejected:
-    """Return the event in a message, or why there is none that a producer may send on this subject."""
+def examine(message: Message, keyring: Keyring) -> Found | Rejected:
+    """Return the event in a message, or why there is none that this producer may send on this subject."""
     try:
         event = decode(message.payload)
     except MalformedEvent as error:
@@ -112,7 +132,15 @@ def examine(message: Message) -> Event | Rejected:
     expected = belongs(header.type, header.subject)
     if message.subject != expected:
         return _rejected(message, Refusal.SUBJECT_MISMATCH, f"the event belongs on {expected}")
-    return event
+    signature = keyring.check(message.payload, message.signature, event)
+    if isinstance(signature, Distrusted):
+        return _rejected(message, Refusal(signature), DISTRUST[signature].format(source=header.source))
+    return Found(event, signature)
+
+
+def is_strange(found: Found | Rejected) -> bool:
+    """Tell whether a message was signed by a key that was not known when it came in, and may be by now."""
+    return isinstance(found, Rejected) and found.code is Refusal.KEY_UNKNOWN
 
 
 @lru_cache(SUBJECTS_MAX)

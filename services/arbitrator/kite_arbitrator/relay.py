@@ -8,6 +8,7 @@ own. A crash in between publishes it again, under the same ids.
 import asyncio
 from collections import deque
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Never
 
 import structlog
@@ -31,6 +32,7 @@ class Relay:
         self._bus = bus
         self._ledger = ledger
         self._fresh: deque[Send] = deque()
+        self._again: Sequence[Send] = ()
         self._behind = True  # the outbox may hold what is not in memory: at first, what a crash left there
         self._wake = asyncio.Event()
 
@@ -42,13 +44,39 @@ class Relay:
             self._fresh.extend(sends)
         self._wake.set()
 
+    def again(self, sends: Sequence[Send]) -> None:
+        """Publish once more what the bus may have lost, before anything else; the outbox knows nothing of it."""
+        self._again = tuple(sends)
+        self._wake.set()
+
     async def run(self) -> Never:
         """Publish for ever. Raises the bus's error for what can never be published."""
         while True:
-            while sends := await self._next():
-                await self._publish(sends)
+            await self._drain()
             self._wake.clear()
             await self._wake.wait()
+
+    async def finish(self, wait_s: float) -> None:
+        """Publish what is there and return, at the latest after `wait_s`. Call it when `run` has ended."""
+        self._behind = True  # the end of `run` may have dropped what it was publishing
+        with suppress(TimeoutError):
+            async with asyncio.timeout(wait_s):
+                await self._drain()
+
+    async def _drain(self) -> None:
+        while True:
+            if self._again:
+                await self._repeat(self._again)
+            elif sends := await self._next():
+                done = await self._publish(sends)
+                self.done_pos = sends[done - 1].pos if done else self.done_pos
+            else:
+                return
+
+    async def _repeat(self, sends: Sequence[Send]) -> None:
+        done = await self._publish(sends)
+        if self._again is sends:  # not asked for anew meanwhile
+            self._again = sends[done:]
 
     async def _next(self) -> list[Send]:
         if not self._behind:
@@ -61,20 +89,17 @@ class Relay:
         self._behind = self._behind or len(sends) == SENDS_MAX
         return sends or await self._next()
 
-    async def _publish(self, sends: Sequence[Send]) -> None:
+    async def _publish(self, sends: Sequence[Send]) -> int:
+        """Publish in order and return how many the bus has; after a failure the rest is read from the ledger again."""
         outcomes = await self._bus.publish_many([_outgoing(send) for send in sends])
-        for send, outcome in zip(sends, outcomes, strict=True):
-            if not isinstance(outcome, PubAck):
-                break
-            self.done_pos = send.pos
         failures = [outcome for outcome in outcomes if not isinstance(outcome, PubAck)]
-        if not failures:
-            return
-        if not failures[0].retryable:
+        if failures and not failures[0].retryable:
             raise failures[0]
-        log.warning("publish_waits", error=str(failures[0]))
-        self._behind = True
-        await asyncio.sleep(RETRY_S)
+        if failures:
+            log.warning("publish_waits", error=str(failures[0]))
+            self._behind = True
+            await asyncio.sleep(RETRY_S)
+        return outcomes.index(failures[0]) if failures else len(outcomes)
 
 
 def _outgoing(send: Send) -> Outgoing:

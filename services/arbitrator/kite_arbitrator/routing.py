@@ -22,4 +22,9 @@ def destination(decision: Row) -> str:
         case DecaySet(base=base):
             return dec_subject(family, FLEET, kind, f"base/{base}")
         case _:
-            return dec_subject(FLEET, FLEET, kind, decision.subject)
+            return announced(decision.type, decision.subject)
+
+
+def announced(event_type: str, subject: str) -> str:
+    """Return the bus subject of what is for whoever listens."""
+    return dec_subject(FLEET, FLEET, event_type.split(".")[2], subject)

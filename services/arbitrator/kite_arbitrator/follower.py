@@ -1,0 +1,59 @@
+"""Folding a ledger that somebody else writes: how a replica keeps up, and how a leader gets its state."""
+
+from types import TracebackType
+from typing import Self
+
+from msgspec import structs
+
+from kite.ledger import Head, Lease, Reader
+from kite_arbitrator import core
+from kite_arbitrator.reading import LASTING, read
+from kite_schemas.ledger import ProducerKeyAdded
+
+
+class Follower:
+    """The state as of the rows seen so far, and the keys among them. It belongs to the thread that opened it.
+
+    Only rows that stay are folded: the next row will be a lease, which forgets what windows said.
+    """
+
+    def __init__(self, reader: Reader) -> None:
+        self.keys: list[ProducerKeyAdded] = []
+        self._reader = reader
+        self._state = core.initial()
+        self._pos = 0
+
+    @classmethod
+    def open(cls, url: str) -> Self:
+        """Open the ledger at `url`. Raises the errors of `Reader.open`."""
+        return cls(Reader.open(url))
+
+    def look(self) -> Lease:
+        """Fold what is new and return the lease as it is now."""
+        self._fold(self._reader.head.pos)
+        return self._reader.lease
+
+    def finish(self, head: Head) -> core.State:
+        """Fold up to `head` and return the state there."""
+        self._fold(head.pos)
+        return structs.replace(self._state, pos=head.pos, now_us=head.ledger_us)
+
+    def close(self) -> None:
+        """Let the ledger go."""
+        self._reader.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _fold(self, last: int) -> None:
+        for stored in self._reader.find(types=LASTING, first=self._pos + 1, last=last):
+            row = read(stored)
+            if isinstance(row.data, ProducerKeyAdded):
+                self.keys.append(row.data)
+            self._state = core.evolve(self._state, row)
+        self._pos = last

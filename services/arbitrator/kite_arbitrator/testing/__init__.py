@@ -1,0 +1,43 @@
+"""For tests: the core told as a story, and the arbitrator run on real parts."""
+
+from kite_arbitrator.testing.story import (
+    BASE,
+    HEALTHY,
+    IDLE,
+    LEDGER,
+    NODE,
+    RUNNING,
+    SECOND_US,
+    STEP_US,
+    WALL_US,
+    WINDOW_US,
+    Doing,
+    Story,
+    Told,
+    adapter,
+    digest_of,
+    node_of,
+    of,
+    pool,
+)
+
+__all__ = [
+    "BASE",
+    "HEALTHY",
+    "IDLE",
+    "LEDGER",
+    "NODE",
+    "RUNNING",
+    "SECOND_US",
+    "STEP_US",
+    "WALL_US",
+    "WINDOW_US",
+    "Doing",
+    "Story",
+    "Told",
+    "adapter",
+    "digest_of",
+    "node_of",
+    "of",
+    "pool",
+]
