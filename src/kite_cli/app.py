@@ -2,7 +2,7 @@
 
 import typer
 
-from kite_cli import adapter, config, demo, gap, guard, incident, probes, routes, up, upcycle, yoco
+from kite_cli import adapter, config, demo, gap, guard, incident, key, ledger, probes, routes, up, upcycle, yoco
 
 
 def build() -> typer.Typer:
@@ -25,5 +25,7 @@ def build() -> typer.Typer:
     app.add_typer(guard.app, name="guard")
     app.add_typer(probes.app, name="probes")
     app.add_typer(config.app, name="config")
+    app.add_typer(ledger.app, name="ledger")
     app.add_typer(gap.app, name="gap")
+    app.add_typer(key.app, name="key")
     return app

@@ -10,7 +10,7 @@ from kite_cli.output import Progress, count, fail, moment, note, say, say_json
 
 if TYPE_CHECKING:
     from kite_cli.asking.request import Acknowledgement
-    from kite_incident.gaps import Gap
+    from kite_incident.gaps import Hole
 
 app = group("Going on after the bus has lost messages.")
 
@@ -34,7 +34,7 @@ def acknowledge(
     from kite_cli.asking.telling import into
     from kite_cli.running import finish, run
 
-    open_now = [one for one in _gaps(directory) if not one.acknowledged_pos]
+    open_now = _open(directory)
     if not open_now:
         note("no gap is open: there is nothing to acknowledge")
         return Exit.OK
@@ -47,18 +47,24 @@ def acknowledge(
     return finish(outcome, _acknowledged, _print, as_json=as_json)
 
 
-def _would(one: "Gap", *, as_json: bool) -> None:
+def _would(one: "Hole", *, as_json: bool) -> None:
     if as_json:
         say_json({**record(one), "dry_run": True})
     else:
-        say(f"the gap at position {one.pos} would be acknowledged: {one.stream} {one.first} to {one.last}")
+        say(f"the gap at position {one.pos} would be acknowledged: {one.stream} {_what(one)}")
+
+
+def _what(one: "Hole") -> str:
+    from kite_incident.gaps import Gap
+
+    return f"{one.first} to {one.last}" if isinstance(one, Gap) else "is another bus since"
 
 
 def _print(outcome: "Acknowledgement") -> None:
     if outcome.ok:
         say(f"mode {outcome.mode}: sleep, drain, retire, delete and rollback go on; trace {outcome.story.trace_id}")
     else:
-        fail(f"still {outcome.mode}: another gap came meanwhile", "`kite ledger gaps` shows it")
+        fail(f"still {outcome.mode}: another one came meanwhile", "`kite ledger gaps` shows it")
 
 
 def _acknowledged(outcome: "Acknowledgement") -> dict[str, object]:
@@ -66,24 +72,19 @@ def _acknowledged(outcome: "Acknowledgement") -> dict[str, object]:
     return {"request": story.request, "trace_id": story.trace_id, "ok": outcome.ok, "mode": outcome.mode}
 
 
-def _gaps(directory: Dir) -> "list[Gap]":
+def _open(directory: Dir) -> "list[Hole]":
     from kite_cli import place
     from kite_incident import gaps
 
     with place.reading(place.find(directory)) as reader:
-        return gaps.gaps(reader.find(types=gaps.TYPES))
+        return gaps.holes(reader.find(types=gaps.OPENED)).open
 
 
-def record(one: "Gap") -> dict[str, object]:
-    """Return a gap as a line of JSON."""
-    return {
-        "pos": one.pos,
-        "at": moment(one.at_us),
-        "at_us": one.at_us,
-        "stream": one.stream,
-        "first": one.first,
-        "last": one.last,
-        "acknowledged_pos": one.acknowledged_pos or None,
-        "actor": one.actor or None,
-        "reason": one.reason,
-    }
+def record(one: "Hole") -> dict[str, object]:
+    """Return what is missing as a line of JSON."""
+    from dataclasses import asdict
+
+    from kite_incident.gaps import Gap
+
+    known = {**asdict(one), "acknowledged_pos": one.acknowledged_pos or None, "actor": one.actor or None}
+    return {"kind": "gap" if isinstance(one, Gap) else "epoch", "at": moment(one.at_us), **known}

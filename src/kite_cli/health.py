@@ -163,7 +163,7 @@ def gap(state: State) -> str:
     if not (state.gap_pos or state.degraded):
         return ""
     where = f" (position {state.gap_pos})" if state.gap_pos else ""
-    return f"the bus lost messages{where}: {STOPPED_IN_GAP} until `{END_OF_GAP}`"
+    return f"the bus may have lost messages{where}: {STOPPED_IN_GAP} until `{END_OF_GAP}`"
 
 
 def troubles(state: State) -> Iterator[str]:

@@ -15,7 +15,7 @@ from kite_cli.output import Progress, moment, note, say, say_json, short, show, 
 
 if TYPE_CHECKING:
     from kite.ledger import Reader, Row
-    from kite_incident.gaps import Gap, Holes
+    from kite_incident.gaps import Hole, Holes
 
 LINES_MAX = 10_000
 TYPE_PARTS = 4
@@ -260,10 +260,8 @@ def _say_holes(found: "Holes") -> None:
 
     from kite_cli.gap import record
 
-    for gap in found.gaps:
-        say_json({"kind": "gap", **record(gap)})
-    for epoch in found.epochs:
-        say_json({"kind": "epoch", "at": moment(epoch.at_us), **asdict(epoch)})
+    for one in (*found.gaps, *found.epochs):
+        say_json(record(one))
     for refused in found.refused:
         say_json({"kind": "refused", **asdict(refused)})
 
@@ -277,14 +275,23 @@ def _show_holes(found: "Holes") -> None:
         table(("GAP", "POS", "STREAM", "FIRST", "LAST", "ACKNOWLEDGED", "REASON"), rows)
     if found.epochs:
         rows = [
-            (moment(one.at_us), str(one.pos), one.stream, str(one.bus_epoch), str(one.seq), one.why)
+            (
+                moment(one.at_us),
+                str(one.pos),
+                one.stream,
+                str(one.bus_epoch),
+                str(one.seq),
+                one.why,
+                _by(one),
+                one.reason,
+            )
             for one in found.epochs
         ]
-        table(("OTHER BUS", "POS", "STREAM", "BUS EPOCH", "READ TO", "WHY"), rows)
+        table(("OTHER BUS", "POS", "STREAM", "BUS EPOCH", "READ TO", "WHY", "ACKNOWLEDGED", "REASON"), rows)
     if found.refused:
         rows = [(one.code, str(one.count), str(one.first_pos), str(one.last_pos)) for one in found.refused]
         table(("REFUSED", "COUNT", "FIRST POS", "LAST POS"), rows)
 
 
-def _by(gap: "Gap") -> str:
-    return f"by {gap.actor} at position {gap.acknowledged_pos}" if gap.acknowledged_pos else "no"
+def _by(one: "Hole") -> str:
+    return f"by {one.actor} at position {one.acknowledged_pos}" if one.acknowledged_pos else "no"

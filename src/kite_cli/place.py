@@ -13,11 +13,14 @@ from kite.errors import Fault, KiteError, Unreachable, UsageError
 
 if TYPE_CHECKING:
     from kite.ledger import Reader
+    from kite.trust import Signer
 
 DEFAULT_DIR = Path(".kite")
 FLEET_FILE = "fleet.json"
 FORMAT = 1
 FILE_MODE = 0o600
+OPERATOR_KEY = Path("keys/operator.key")
+"""The private key that `kite up` makes for whoever may read its folder: it signs requests."""
 
 
 class Address(Protocol):
@@ -36,6 +39,11 @@ class Address(Protocol):
     @property
     def adapter_root(self) -> Path | None:
         """The folder that adapters are given below, as the fleet's services see it."""
+        ...
+
+    @property
+    def signing_key(self) -> Path | None:
+        """The file of the private key that signs requests, None when they go unsigned."""
         ...
 
 
@@ -65,6 +73,7 @@ class Place:
     ledger_url: str
     adapter_root: Path | None
     name: str
+    signing_key: Path | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,6 +93,7 @@ class FleetFile:
 def find(directory: Path | None) -> Place:
     """Return the fleet in `directory`, else in `KITE_DIR`, else by the URLs of the environment, else in `.kite`.
 
+    Its requests are signed with the key that the environment names, else with the operator's in the fleet's folder.
     Raises NoFleet, FleetFileUnreadable, and UsageError when only one of the two URLs is set.
     """
     from kite_cli.settings import PlaceSettings
@@ -91,18 +101,21 @@ def find(directory: Path | None) -> Place:
     settings = PlaceSettings()
     chosen = directory or settings.dir
     if chosen is not None:
-        return in_folder(chosen)
+        return in_folder(chosen, settings.signing_key)
     if settings.nats_url and settings.ledger_url:
-        return Place(settings.nats_url, settings.ledger_url, settings.adapter_root, settings.nats_url)
+        own = settings.signing_key
+        return Place(settings.nats_url, settings.ledger_url, settings.adapter_root, settings.nats_url, own)
     if settings.nats_url or settings.ledger_url:
         raise UsageError("only one of KITE_NATS_URL and KITE_LEDGER_URL is set", hint="set both, or name --dir")
-    return in_folder(DEFAULT_DIR)
+    return in_folder(DEFAULT_DIR, settings.signing_key)
 
 
-def in_folder(directory: Path) -> Place:
+def in_folder(directory: Path, signing_key: Path | None = None) -> Place:
     """Return the fleet that `kite up` runs or ran in a folder. Raises NoFleet and FleetFileUnreadable."""
     file = read(directory)
-    return Place(file.nats_url, file.ledger_url, Path(file.adapter_root), str(directory))
+    operators = directory / OPERATOR_KEY
+    own = signing_key or (operators if os.access(operators, os.R_OK) else None)  # others may look, and do not sign
+    return Place(file.nats_url, file.ledger_url, Path(file.adapter_root), str(directory), own)
 
 
 def read(directory: Path) -> FleetFile:
@@ -133,6 +146,13 @@ def bus_url(fleet: Address) -> str:
     if not fleet.nats_url:
         raise NoFleet("the fleet is not running", hint="start it with `kite up`")
     return fleet.nats_url
+
+
+def signer(fleet: Address) -> "Signer | None":
+    """Return the key that signs requests to a fleet. Raises the errors of `load_signer`."""
+    from kite.trust import load_signer
+
+    return load_signer(fleet.signing_key) if fleet.signing_key else None
 
 
 class LedgerUnreadable(KiteError):

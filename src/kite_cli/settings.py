@@ -15,3 +15,6 @@ class PlaceSettings(BaseSettings):
     nats_url: str = Field(default="", description="where the bus listens, as in nats://127.0.0.1:4222")
     ledger_url: str = Field(default="", description="the ledger's database, as in sqlite:////var/lib/kite/ledger.db")
     adapter_root: Path | None = Field(default=None, description="folder of adapters, as the fleet's services see it")
+    signing_key: Path | None = Field(
+        default=None, description="file of the private key that signs requests (else the operator's in the folder)"
+    )

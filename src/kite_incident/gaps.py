@@ -2,45 +2,52 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 from kite.ledger import Row
 from kite_schemas.arbitration import GapAcknowledged
 from kite_schemas.envelope import decode
 from kite_schemas.ledger import BusEpochChanged, BusGap, EpochEnd, EventIdConflict, Rejected
 
-TYPES = frozenset({BusGap.TYPE, GapAcknowledged.TYPE})
-"""The rows that gaps are told by."""
+OPENED = frozenset({BusGap.TYPE, BusEpochChanged.TYPE, GapAcknowledged.TYPE})
+"""The rows that tell what has to be acknowledged, and what was."""
 
-EVERY = TYPES | {BusEpochChanged.TYPE, Rejected.TYPE, EventIdConflict.TYPE}
+EVERY = OPENED | {Rejected.TYPE, EventIdConflict.TYPE}
 """The rows that all of it is told by: the others may be left out, and are ignored."""
 
 CONFLICT = EventIdConflict.TYPE.split(".")[2]
 
 
-@dataclass(frozen=True, slots=True)
-class Gap:
-    """Messages `first` to `last` of a stream that are lost; `acknowledged_pos` is 0 until somebody has looked at it."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hole:
+    """Something of a stream that may be missing; `acknowledged_pos` is 0 until somebody has looked at it."""
 
     pos: int
     at_us: int
     stream: str
-    first: int
-    last: int
     acknowledged_pos: int = 0
     actor: str = ""
     reason: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Epoch:
-    """A stream that was not the one read up to `seq`, and was read again from its start as `bus_epoch`."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gap(Hole):
+    """Messages `first` to `last` are lost."""
 
-    pos: int
-    at_us: int
-    stream: str
+    first: int
+    last: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Epoch(Hole):
+    """The stream was not the one read up to `seq`, and was read again from its start as `bus_epoch`."""
+
     bus_epoch: int
     seq: int
     why: EpochEnd
+
+
+AnyHole = TypeVar("AnyHole", bound=Hole)
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,25 +68,25 @@ class Holes:
     epochs: list[Epoch]
     refused: list[Refused]
 
-
-def gaps(rows: Iterable[Row]) -> list[Gap]:
-    """Return the gaps by position; an acknowledgement is for all those before it that are still open."""
-    return holes(rows).gaps
+    @property
+    def open(self) -> list[Hole]:
+        """Those that nobody has acknowledged, by position."""
+        return sorted((one for one in (*self.gaps, *self.epochs) if not one.acknowledged_pos), key=lambda one: one.pos)
 
 
 def holes(rows: Iterable[Row]) -> Holes:
-    """Return everything of the bus that did not come in."""
+    """Return everything of the bus that did not come in; an acknowledgement is for all before it that is still open."""
     found, epochs = list[Gap](), list[Epoch]()
     refused = dict[str, Refused]()
     for row in rows:
         data = decode(row.raw).data if row.type in EVERY else None
         match data:
             case BusGap(stream=stream, first=first, last=last):
-                found.append(Gap(row.pos, row.ledger_us, stream, first, last))
+                found.append(Gap(pos=row.pos, at_us=row.ledger_us, stream=stream, first=first, last=last))
             case GapAcknowledged():
-                found = [_closed(gap, row.pos, data) for gap in found]
-            case BusEpochChanged(stream=stream, bus_epoch=bus_epoch, seq=seq, why=why):
-                epochs.append(Epoch(row.pos, row.ledger_us, stream, bus_epoch, seq, why))
+                found, epochs = _closed(found, row.pos, data), _closed(epochs, row.pos, data)
+            case BusEpochChanged():
+                epochs.append(_epoch(row, data))
             case Rejected(code=code):
                 refused[code] = _more(refused.get(code), code, row.pos)
             case EventIdConflict():
@@ -89,10 +96,22 @@ def holes(rows: Iterable[Row]) -> Holes:
     return Holes(found, epochs, [refused[code] for code in sorted(refused)])
 
 
-def _closed(gap: Gap, pos: int, data: GapAcknowledged) -> Gap:
-    if gap.acknowledged_pos:
-        return gap
-    return replace(gap, acknowledged_pos=pos, actor=data.actor, reason=data.reason)
+def _epoch(row: Row, data: BusEpochChanged) -> Epoch:
+    return Epoch(
+        pos=row.pos,
+        at_us=row.ledger_us,
+        stream=data.stream,
+        bus_epoch=data.bus_epoch,
+        seq=data.seq,
+        why=data.why,
+    )
+
+
+def _closed(found: list[AnyHole], pos: int, data: GapAcknowledged) -> list[AnyHole]:
+    return [
+        one if one.acknowledged_pos else replace(one, acknowledged_pos=pos, actor=data.actor, reason=data.reason)
+        for one in found
+    ]
 
 
 def _more(so_far: Refused | None, code: str, pos: int) -> Refused:

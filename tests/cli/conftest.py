@@ -35,7 +35,7 @@ def up(tiny_base: Path, tmp_path_factory: pytest.TempPathFactory) -> Generator[U
 @pytest.fixture
 def kite(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Kite:
     """Run a command: `kite("status", "--json")`. No fleet is named by the environment."""
-    for name in ("KITE_DIR", "KITE_NATS_URL", "KITE_LEDGER_URL", "KITE_ADAPTER_ROOT"):
+    for name in ("KITE_DIR", "KITE_NATS_URL", "KITE_LEDGER_URL", "KITE_ADAPTER_ROOT", "KITE_SIGNING_KEY"):
         monkeypatch.delenv(name, raising=False)
 
     def run(*arguments: str | Path) -> Ended:

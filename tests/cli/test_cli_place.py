@@ -17,7 +17,7 @@ FILE = FleetFile(node="n1", nats_url="nats://127.0.0.1:1", ledger_url="sqlite://
 
 @pytest.fixture(autouse=True)
 def _nowhere(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
-    for name in ("KITE_DIR", "KITE_NATS_URL", "KITE_LEDGER_URL", "KITE_ADAPTER_ROOT"):
+    for name in ("KITE_DIR", "KITE_NATS_URL", "KITE_LEDGER_URL", "KITE_ADAPTER_ROOT", "KITE_SIGNING_KEY"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.chdir(tmp_path)
 

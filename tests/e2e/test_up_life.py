@@ -122,14 +122,21 @@ def test_a_ledger_from_a_later_version(tiny_base: Path, home: Path):
     assert "has schema 9999, which this version of KITE does not know" in ended.err
 
 
-def test_a_bus_that_does_not_belong_to_the_ledger(tiny_base: Path, home: Path):
+def test_a_bus_whose_folder_was_deleted_is_a_new_epoch_that_somebody_has_to_look_at(tiny_base: Path, home: Path):
     with Up(tiny_base, home, *NAME, "--standbys", "0") as up:
         up.end()
     shutil.rmtree(home / "nats")
-    ended = Up(tiny_base, home, *NAME).start().ended()
-    assert ended.code == 1
-    assert "error: arbitrator ended while it was starting: the ledger has read KITE_EVT" in ended.err
-    assert f"hint: its log is {home / 'logs' / 'arbitrator.log'}" in ended.err
+    with Up(tiny_base, home, *NAME, "--standbys", "0") as up:
+        (epoch,) = [
+            line for line in lines(run("ledger", "gaps", "--dir", str(home), "--json")) if line["kind"] == "epoch"
+        ]
+        assert epoch["why"] == "created_anew"
+        assert "degraded" in run("status", "--dir", str(home)).out
+        acknowledged = run("gap", "acknowledge", "--reason", "the folder was deleted on purpose", "--dir", str(home))
+        assert acknowledged.code == 0
+        assert "degraded" not in run("status", "--dir", str(home)).out
+        assert up.end().code == 0
+    assert run("ledger", "verify", "--dir", str(home)).code == 0
 
 
 def test_an_engine_that_dies_while_it_starts(tiny_base: Path, home: Path, tmp_path: Path):

@@ -39,8 +39,8 @@ async def test_it_syncs_always_and_listens_on_loopback_only(tmp_path: Path):
         assert set(listening) == {"127.0.0.1"}
 
 
-def lax_config(directory: Path, port: int) -> str:
-    return server_config(directory, port).replace('"sync_interval": "always",', "")
+def lax_config(directory: Path, port: int, monitor_port: int) -> str:
+    return server_config(directory, port, monitor_port).replace('"sync_interval": "always",', "")
 
 
 async def test_a_server_that_acknowledges_before_it_syncs_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -129,7 +129,7 @@ def failed(received: Received[core.Wanted], at: str, code: str, message: str) ->
 async def serve(settings: Settings) -> None:
     """Work for one node until cancelled. Raises the errors of the bus and the journal."""
     origin = Origin(source=f"kite/{SERVICE}/{settings.node}", producer=f"{SERVICE}@{__version__}")
-    async with await Bus.connect(settings.nats_url, f"{SERVICE}-{settings.node}") as bus:
+    async with await Bus.connect(settings.nats_url, f"{SERVICE}-{settings.node}", signer=settings.signer()) as bus:
         worker = Worker(
             bus=bus,
             origin=origin,

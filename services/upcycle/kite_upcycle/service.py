@@ -352,7 +352,7 @@ async def serve(settings: Settings) -> None:
         raise MissingPath(f"no adapter root {settings.adapters}", hint="set KITE_ADAPTER_ROOT to the shared folder")
     origin = Origin(source=f"kite/{SERVICE}/{settings.node}", producer=f"{SERVICE}@{__version__}")
     name = f"{SERVICE}-{settings.node}"
-    async with await Bus.connect(settings.nats_url, name) as bus, Engines() as engines:
+    async with await Bus.connect(settings.nats_url, name, signer=settings.signer()) as bus, Engines() as engines:
         watched = Channel(settings.node, Shifts(engines, probes.default().prompts))
         upcycle = Upcycle(settings, engines, probes.default(), watched)
         await upcycle.warm()

@@ -52,7 +52,7 @@ async def serve(settings: Settings) -> None:
     prepare(settings.logs)
     origin = Origin(f"kite/{SERVICE}/{settings.node}", f"{SERVICE}@{__version__}")
     with Listener() as listener:
-        async with await Bus.connect(settings.nats_url, f"{SERVICE}-{settings.node}") as bus:
+        async with await Bus.connect(settings.nats_url, f"{SERVICE}-{settings.node}", signer=settings.signer()) as bus:
             await serve_on(bus, listener, settings, origin)
 
 

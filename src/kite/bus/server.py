@@ -86,12 +86,12 @@ async def find_server() -> Path:
     return in_wheel
 
 
-def server_config(directory: Path, port: int) -> str:
+def server_config(directory: Path, port: int, monitor_port: int = ANY_PORT) -> str:
     """Return the configuration as JSON, which is valid nats-server syntax; all paths are inside `directory`."""
     config = {
         "host": LOOPBACK,
         "port": port,
-        "http_port": ANY_PORT,
+        "http_port": monitor_port,
         "server_name": "kite-embedded",
         "ports_file_dir": str(directory / "run"),
         "log_file": str(directory / "nats.log"),
@@ -119,11 +119,12 @@ def is_taken(port: int) -> bool:
 
 
 class EmbeddedServer:
-    """A nats-server in `directory`, on `port` or a free one. `async with EmbeddedServer(path) as server:`."""
+    """A nats-server in `directory`, on these ports or free ones. `async with EmbeddedServer(path) as server:`."""
 
-    def __init__(self, directory: Path, *, port: int | None = None) -> None:
+    def __init__(self, directory: Path, *, port: int | None = None, monitor_port: int | None = None) -> None:
         self.directory = directory.absolute()
         self._port = port
+        self._monitor_port = monitor_port
         self._process: asyncio.subprocess.Process | None = None
         self._ports = _Ports(nats=[], monitoring=[])
 
@@ -141,6 +142,11 @@ class EmbeddedServer:
     def port(self) -> int:
         """Port for clients."""
         return int(self.url.rpartition(":")[2])
+
+    @property
+    def monitor_port(self) -> int:
+        """Port for monitoring."""
+        return int(self.monitor_url.rpartition(":")[2])
 
     @property
     def pid(self) -> int:
@@ -203,11 +209,12 @@ class EmbeddedServer:
             await process.wait()
 
     def _prepare(self) -> None:
-        port = ANY_PORT if self._port is None else self._port
+        ports = (ANY_PORT if port is None else port for port in (self._port, self._monitor_port))
+        config = server_config(self.directory, *ports)
         try:
             for folder in ("run", "store"):
                 (self.directory / folder).mkdir(parents=True, exist_ok=True)
-            (self.directory / "nats.conf").write_text(server_config(self.directory, port), encoding="utf-8")
+            (self.directory / "nats.conf").write_text(config, encoding="utf-8")
         except OSError as error:
             raise BusDirectoryUnusable(self.directory, error.strerror or str(error)) from error
 

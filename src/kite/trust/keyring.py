@@ -63,6 +63,12 @@ class Keyring:
         key = ProducerKey(added.source, bytes.fromhex(added.public_key))
         self._keys[key.id] = key
 
+    def copy(self) -> "Keyring":
+        """Return a keyring that grows apart from this one."""
+        other = Keyring(self._operator)
+        other._keys = dict(self._keys)
+        return other
+
     def check(self, payload: bytes, header: str, event: Event) -> Signature | Distrusted | None:
         """Return who signed the event, or why it is not believed; None where nothing has to be signed.
 

@@ -4,7 +4,7 @@ import asyncio
 import os
 import pwd
 import secrets
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Coroutine, Iterator, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import TypeVar
@@ -12,26 +12,23 @@ from typing import TypeVar
 import structlog
 from pydantic import ValidationError
 
-from kite import __version__, clock, tracing
+from kite import __version__, tracing
 from kite.bus import DEC, EVT, Bus
-from kite.errors import Fault, KiteError, Unreachable, UsageError
-from kite.events import Composed, Origin, compose, new_id, publish
-from kite.ledger import Reader, Row
-from kite_cli.place import Address, bus_url, reading
+from kite.errors import Fault, KiteError, UsageError
+from kite.events import Composed, Origin, compose, new_id
+from kite.ledger import Row
+from kite_cli.asking.sending import ArbitratorSilent, committed, line
+from kite_cli.place import Address, reading
 from kite_schemas.envelope import Event, MalformedEvent, decode
 from kite_schemas.model import Data
 from kite_schemas.why import Request
 
-CONNECT_S = 3.0
 ANSWER_S = 10.0
 """The first decision about a request takes milliseconds; an arbitrator that was killed is back within two seconds."""
 
-COMMIT_S = 10.0
-"""A fact is on the bus a moment before it is in the ledger."""
-
-POLL_S = 0.05
-
 Payload = TypeVar("Payload", bound=Data)
+First = TypeVar("First")
+Second = TypeVar("Second")
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger()
 
@@ -43,20 +40,6 @@ Told = Callable[[Event], None]
 
 Closes = Callable[[Event], bool]
 """Says whether an event of a request is its last one."""
-
-
-class ArbitratorSilent(Unreachable):
-    """Nobody decided about the request."""
-
-    code = "arbitrator_silent"
-
-    def __init__(self, request: str, wait_s: float) -> None:
-        super().__init__(
-            f"no arbitrator answers request {request} within {wait_s:g} s",
-            hint="it is kept on the bus and will be decided; `kite status` says whether the fleet runs",
-        )
-        self.request = request
-        self.wait_s = wait_s
 
 
 class StillOpen(KiteError):
@@ -133,35 +116,58 @@ async def ask(
 ) -> Story:
     """Publish a request under a trace of its own, follow it until `closes`, and return it as the ledger has it.
 
-    `limit_s` is how long it may stay silent between two events. Raises NoFleet, BusUnreachable, ArbitratorSilent and
-    StillOpen. Being cancelled ends the following only.
+    `limit_s` is how long it may stay silent between two events. Raises what `line` and its `Line` raise, and StillOpen.
+    Being cancelled ends the following only.
     """
-    url = bus_url(fleet)
-    async with await Bus.connect(url, "cli", wait_s=CONNECT_S) as bus:
+    async with line(fleet) as sent:
         with tracing.span(f"request {request.TYPE}", kind="producer") as span:
             event = _compose(subject, request, span.traceparent or _fresh_trace())
-            after = await ends(bus)
-            await publish(bus, event)
-            last = await _followed(bus, after, event.header.id, closes, limit_s=limit_s, on_event=on_event)
-    return await _story(fleet, event, last)
+            after = await ends(sent.bus)
+            after_pos = await sent.send(event)
+            row, last = await _both(
+                sent.taken(event, after_pos),
+                _followed(sent.bus, after, event.header.id, closes, limit_s=limit_s, on_event=on_event),
+            )
+    return await _story(fleet, event, row, last)
 
 
 async def enter(fleet: Address, subject: str, request: Request) -> Story:
     """Publish a request that is taken as it is, and return it once the ledger has it.
 
-    Raises NoFleet, BusUnreachable, and ArbitratorSilent when the ledger does not get it.
+    Raises what `line` and its `Line` raise.
     """
-    url = bus_url(fleet)
-    async with await Bus.connect(url, "cli", wait_s=CONNECT_S) as bus:
+    async with line(fleet) as sent:
         with tracing.span(f"request {request.TYPE}", kind="producer") as span:
             event = _compose(subject, request, span.traceparent or _fresh_trace())
-            await publish(bus, event)
-    return await _story(fleet, event, event.header.id)
+            row = await sent.taken(event, await sent.send(event))
+    return await _story(fleet, event, row, event.header.id)
 
 
-async def _story(fleet: Address, event: Composed, last: str) -> Story:
-    traceparent = event.header.traceparent or ""
-    return Story(event.header.id, traceparent[3:35], await _recorded(fleet, event.header.id, last))
+async def _both(first: Coroutine[None, None, First], second: Coroutine[None, None, Second]) -> tuple[First, Second]:
+    """Run two coroutines side by side; the first error ends the other."""
+    tasks = asyncio.create_task(first), asyncio.create_task(second)
+    try:
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
+        for task in done:
+            task.result()
+        return tasks[0].result(), tasks[1].result()
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def _story(fleet: Address, event: Composed, begin: Row, last: str) -> Story:
+    """Return the rows of a request from its own up to its last event, once that is in the ledger."""
+    traceparent, request = event.header.traceparent or "", event.header.id
+    with reading(fleet) as reader:
+        end = await committed(reader, last)
+        facts = tuple(
+            Fact(row.pos, row.ledger_us, found)
+            for row in reader.rows(begin.pos, end.pos)
+            if request in ((found := decode(row.raw)).header.correlationid, found.header.id)
+        )
+    return Story(request, traceparent[3:35], facts)
 
 
 async def ends(bus: Bus) -> Mapping[str, int]:
@@ -199,17 +205,20 @@ async def _followed(
 ) -> str:
     """Return the id of the event that closed the request."""
     seen: list[Event] = []
+    closing: list[Event] = []
     loop = asyncio.get_running_loop()
     limit = asyncio.timeout(ANSWER_S)
 
     def see(event: Event) -> bool:
-        if event.header.correlationid != request:
+        if event.header.correlationid != request or closing:  # the other stream may go on for a moment
             return False
         limit.reschedule(loop.time() + limit_s)
         seen.append(event)
         if on_event is not None:
             on_event(event)
-        return closes(event)
+        if closes(event):
+            closing.append(event)
+        return bool(closing)
 
     try:
         async with limit:
@@ -218,29 +227,7 @@ async def _followed(
         if not seen:
             raise ArbitratorSilent(request, ANSWER_S) from None
         raise StillOpen(request, limit_s, seen[-1].header.type) from None
-    return seen[-1].header.id
-
-
-async def _recorded(fleet: Address, request: str, last: str) -> tuple[Fact, ...]:
-    """Return the rows of a request up to its last event, once that is in the ledger."""
-    with reading(fleet) as reader:
-        end = await _row(reader, last)
-        begin = await _row(reader, request)
-        rows = ((row, decode(row.raw)) for row in reader.rows(begin.pos, end.pos))
-        return tuple(
-            Fact(row.pos, row.ledger_us, event)
-            for row, event in rows
-            if request in (event.header.correlationid, event.header.id)
-        )
-
-
-async def _row(reader: Reader, event_id: str) -> Row:
-    until_us = clock.mono_us() + int(COMMIT_S * clock.US_PER_S)
-    while (row := reader.by_event_id(event_id)) is None:
-        if clock.mono_us() >= until_us:
-            raise ArbitratorSilent(event_id, COMMIT_S)
-        await asyncio.sleep(POLL_S)
-    return row
+    return closing[0].header.id
 
 
 def _compose(subject: str, request: Data, traceparent: str) -> Composed:

@@ -13,8 +13,10 @@ from kite.errors import Fault, KiteError
 from kite.ledger import NotALedger
 from kite_arbitrator.state import State
 from kite_cli import place
-from kite_cli.asking.following import CONNECT_S, Told, ends, watch
+from kite_cli.asking.following import Told, ends, watch
 from kite_cli.asking.request import change
+from kite_cli.asking.sending import CONNECT_S
+from kite_cli.embedded import keys
 from kite_cli.embedded.claim import Claim, claimed
 from kite_cli.embedded.options import Options
 from kite_cli.embedded.readiness import Counter, check_engine, check_port, load_pool, settled
@@ -72,6 +74,7 @@ class Fleet:
         self.failure: BaseException | None = None
         self._owner = asyncio.current_task()
         self._claim = claim
+        self._keys = keys.Keys(self.dir)
         self._server = Server(self.dir / "nats", options.nats_port)
         self._supervisor = Supervisor(self._started, self._fail)
         self._after: Mapping[str, int] = {}
@@ -81,6 +84,11 @@ class Fleet:
     def adapter_root(self) -> Path:
         """Folder of adapters and of the store."""
         return self.dir / "adapter-root"
+
+    @property
+    def signing_key(self) -> Path:
+        """The operator's private key: it signs requests."""
+        return self._keys.operator
 
     @property
     def logs(self) -> Path:
@@ -157,7 +165,7 @@ class Fleet:
                 await asyncio.sleep(POLL_S)
 
     async def start(self) -> None:
-        """Start everything, and request the pool unless the policy has it already."""
+        """Start everything; introduce the services' keys, and request the pool, unless that was done before."""
         self._prepare()
         self._since_pos = self._head()
         await self._supervisor.start(self._server)
@@ -169,6 +177,7 @@ class Fleet:
         self._supervisor.keep(arbitrator)
         async with await Bus.connect(self.nats_url, "up", wait_s=CONNECT_S) as bus:
             self._after = await ends(bus)
+        await keys.introduce(self, self._keys, keys.sources(SERVICES, self.node))
         await self._request()
         for name in SERVICES:
             program = self._program(name)
@@ -190,20 +199,27 @@ class Fleet:
     def _prepare(self) -> None:
         for folder in (self.logs, self.adapter_root, *(self.dir / "state" / name for name in SERVICES)):
             self._claim.folder(folder)
+        keys.make(self.dir, keys.sources(SERVICES, self.node))
 
     def _program(self, name: str) -> Program:
-        env = {
+        log = self.logs / f"{name}.log"
+        stop_s = YOCO_STOP_S if name == "yoco" else STOP_S
+        return Program(name, f"kite_{name}", self._env(name), log, keep=(self._claim.lock,), stop_s=stop_s)
+
+    def _env(self, name: str) -> dict[str, str]:
+        """Return the environment of a process."""
+        return {
             **os.environ,
             "KITE_NATS_URL": self.nats_url,
+            "KITE_NATS_MONITOR_URL": self._server.monitor_url,
             "KITE_LEDGER_URL": self.ledger_url,
             "KITE_NODE": self.node,
             "KITE_STATE_DIR": str(self.dir / "state" / name),
             "KITE_ADAPTER_ROOT": str(self.adapter_root),
             "KITE_LOG_LEVEL": self.options.log_level,
+            "KITE_OPERATOR_KEY": str(self._keys.operator_public),
+            "KITE_SIGNING_KEY": str(self._keys.of(name)),
         }
-        log = self.logs / f"{name}.log"
-        stop_s = YOCO_STOP_S if name == "yoco" else STOP_S
-        return Program(name, f"kite_{name}", env, log, keep=(self._claim.lock,), stop_s=stop_s)
 
     def _head(self) -> int:
         """Return the last position of the ledger, 0 before there is one. Raises LedgerTooNew and NotALedger."""

@@ -140,7 +140,9 @@ class Program:
 
 
 class Server:
-    """The embedded bus; started again, it takes the port that its clients know."""
+    """The embedded bus; started again, it takes the ports that others know. `url`, `port` and `monitor_url` are empty
+    before its first start, and say where it will be again while it is down.
+    """
 
     name = "nats"
 
@@ -149,23 +151,18 @@ class Server:
         self._server = EmbeddedServer(directory, port=port)
         self.log = directory / "nats.log"
         self.pid = 0
-
-    @property
-    def url(self) -> str:
-        """Address for clients."""
-        return self._server.url
-
-    @property
-    def port(self) -> int:
-        """Port for clients."""
-        return self._server.port
+        self.port = 0
+        self.url = ""
+        self.monitor_url = ""
 
     async def start(self) -> None:
         """See `Child`. Raises the errors of `EmbeddedServer.start`."""
         if self.pid:
-            self._server = EmbeddedServer(self._directory, port=self._server.port)
+            last = self._server
+            self._server = EmbeddedServer(self._directory, port=last.port, monitor_port=last.monitor_port)
         await self._server.start()
-        self.pid = self._server.pid
+        self.pid, self.port = self._server.pid, self._server.port
+        self.url, self.monitor_url = self._server.url, self._server.monitor_url
 
     async def wait(self) -> int:
         """See `Child`."""
