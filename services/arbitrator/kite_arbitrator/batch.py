@@ -10,7 +10,7 @@ from kite.events import Composed, Origin, compose
 from kite.ledger import Draft, Outgoing
 from kite.trust import Keyring, Signature
 from kite_arbitrator import core, routing
-from kite_arbitrator.intake import Arrival, Found, examine, is_strange, repeatable
+from kite_arbitrator.intake import Arrival, Doubted, Found, examine, repeatable
 from kite_arbitrator.state import Row, State
 from kite_schemas.envelope import Header, encode
 from kite_schemas.ledger import DeadlineMissed, EventIdConflict, ProducerKeyAdded, Rejected
@@ -56,8 +56,8 @@ class Decided:
 class Batch:
     """Grows by inputs; `state` is the state after all of them, `drafts` and `sends` are what to append.
 
-    `known` are the bytes that the ledger has under the ids of the events to come; `keyring` grows by the keys among
-    them.
+    `known` are the bytes that the ledger has under the ids of the events to come; `keyring` takes in the
+    keys among them.
     """
 
     state: State
@@ -97,9 +97,13 @@ class Batch:
         took_us = max(now_us - one.came_us for one in late)
         return DeadlineMissed(first=late[0].pos, last=late[-1].pos, took_us=took_us, deadline_us=deadline_us)
 
-    def _take(self, message: Message, found: Found | Rejected) -> None:
-        if is_strange(found):  # its key may have come in front of it, and is let in only here, in the ledger's order
-            found = examine(message, self.keyring)
+    def _take(self, message: Message, found: Found | Doubted | Rejected) -> None:
+        if isinstance(found, Doubted):
+            if self.known.get(found.event.header.id) == message.payload:
+                return  # it was believed once, and the bus is read again
+            found = examine(message, self.keyring)  # its key may have come before it, and is let in only here, in order
+        if isinstance(found, Doubted):
+            found = found.rejected
         if isinstance(found, Rejected):
             self.write(found, message)
             return
@@ -107,10 +111,15 @@ class Batch:
         known = self.known.setdefault(header.id, message.payload)
         if known is message.payload:
             if isinstance(found.event.data, ProducerKeyAdded):
-                self.keyring.admit(found.event.data)
+                self._admit(found.event.data)
             self._input(header, message.payload, found.event.data, message, found.signature)
         elif known != message.payload:
             self.write(EventIdConflict(stream=message.stream, seq=message.seq, event_id=header.id), message)
+
+    def _admit(self, added: ProducerKeyAdded) -> None:
+        """Let a key in from here on; for good once the batch is committed."""
+        self.keyring = self.keyring.copy()
+        self.keyring.admit(added)
 
     def _place_id(self, message: Message) -> str | None:
         """Return an id that depends on the message's place only: read again, it is the same row."""

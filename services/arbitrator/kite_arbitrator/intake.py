@@ -2,7 +2,7 @@
 
 import asyncio
 from base64 import b64encode
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import TypeVar
@@ -48,11 +48,19 @@ class Found:
 
 
 @dataclass(frozen=True, slots=True)
+class Doubted:
+    """An event that is not believed, and the row that says so."""
+
+    event: Event
+    rejected: Rejected
+
+
+@dataclass(frozen=True, slots=True)
 class Arrival:
     """Messages as they came, and what each of them is; `at_us` is the monotonic clock at that moment."""
 
     messages: Sequence[Message]
-    found: Sequence[Found | Rejected]
+    found: Sequence[Found | Doubted | Rejected]
     at_us: int
 
 
@@ -113,11 +121,20 @@ def arrive(messages: Sequence[Message], keyring: Keyring) -> Arrival:
 
 def ids(load: Load) -> list[str]:
     """Return the ids of the events in a load."""
-    arrivals = (*(item for item in load.facts if isinstance(item, Arrival)), *load.windows)
-    return [found.event.header.id for arrival in arrivals for found in arrival.found if isinstance(found, Found)]
+    return [one.event.header.id for one in _found(load) if not isinstance(one, Rejected)]
 
 
-def examine(message: Message, keyring: Keyring) -> Found | Rejected:
+def is_doubted(load: Load) -> bool:
+    """Tell whether something in a load is not believed, and may be in the ledger all the same."""
+    return any(isinstance(one, Doubted) for one in _found(load))
+
+
+def _found(load: Load) -> Iterator[Found | Doubted | Rejected]:
+    for arrival in (*(item for item in load.facts if isinstance(item, Arrival)), *load.windows):
+        yield from arrival.found
+
+
+def examine(message: Message, keyring: Keyring) -> Found | Doubted | Rejected:
     """Return the event in a message, or why there is none that this producer may send on this subject."""
     try:
         event = decode(message.payload)
@@ -134,13 +151,9 @@ def examine(message: Message, keyring: Keyring) -> Found | Rejected:
         return _rejected(message, Refusal.SUBJECT_MISMATCH, f"the event belongs on {expected}")
     signature = keyring.check(message.payload, message.signature, event)
     if isinstance(signature, Distrusted):
-        return _rejected(message, Refusal(signature), DISTRUST[signature].format(source=header.source))
+        why = DISTRUST[signature].format(source=header.source)
+        return Doubted(event, _rejected(message, Refusal(signature), why))
     return Found(event, signature)
-
-
-def is_strange(found: Found | Rejected) -> bool:
-    """Tell whether a message was signed by a key that was not known when it came in, and may be by now."""
-    return isinstance(found, Rejected) and found.code is Refusal.KEY_UNKNOWN
 
 
 @lru_cache(SUBJECTS_MAX)

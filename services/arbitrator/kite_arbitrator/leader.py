@@ -16,7 +16,7 @@ from kite.trust import Keyring, Signer
 from kite_arbitrator import core, pace, pulls, shipped
 from kite_arbitrator.batch import Batch, Traces
 from kite_arbitrator.checkpoints import checkpoint, is_due
-from kite_arbitrator.intake import Arrival, Incoming, Intake, Load, ids
+from kite_arbitrator.intake import Arrival, Incoming, Intake, Load, ids, is_doubted
 from kite_arbitrator.ledgertime import LedgerClock
 from kite_arbitrator.relay import Relay
 from kite_arbitrator.routes import rerouted, routes
@@ -101,8 +101,8 @@ class Leader:
         await self._begin()
         try:
             async with asyncio.TaskGroup() as tasks:
-                tasks.create_task(pulls.facts(self._bus, self._intake, self._keyring, self._cursor))
-                tasks.create_task(pulls.windows(self._bus, self._intake, self._keyring))
+                tasks.create_task(pulls.facts(self._bus, self._intake, lambda: self._keyring, self._cursor))
+                tasks.create_task(pulls.windows(self._bus, self._intake, lambda: self._keyring))
                 for task in (self._tick, self._relay.run, self._write, self._watch):
                     tasks.create_task(task())
         except asyncio.CancelledError:
@@ -169,7 +169,8 @@ class Leader:
             load = await self._intake.take()
             began_us = clock.mono_us()
             try:
-                batch = await self._serve(load, {})
+                known = await self._ledger.known(ids(load)) if is_doubted(load) else {}
+                batch = await self._serve(load, known)
             except DuplicateEvent:
                 # Rare, and the core is pure: look up what is known, and decide again (a trace shows both attempts).
                 batch = await self._serve(load, await self._ledger.known(ids(load)))
@@ -225,7 +226,7 @@ class Leader:
             routes=None if found == self._routes else found,
             sent_pos=self._relay.done_pos,
         )
-        self._state = state
+        self._state, self._keyring = state, batch.keyring
         self._cursor = cursor or self._cursor
         if not quiet:
             self._routed, self._routes = state, found

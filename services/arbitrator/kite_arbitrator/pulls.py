@@ -1,5 +1,6 @@
 """What is pulled from the bus into the intake: facts from the cursor on without a hole, windows from now on."""
 
+from collections.abc import Callable
 from contextlib import aclosing
 from typing import Never
 
@@ -12,17 +13,20 @@ from kite_arbitrator.intake import WINDOWS_MAX, Intake, arrive
 from kite_schemas.ledger import BusEpochChanged
 from kite_schemas.ledger import BusGap as GapRow
 
+Trusted = Callable[[], Keyring]
+"""Gives the keys that are trusted by now."""
+
 log = structlog.get_logger()
 
 
-async def facts(bus: Bus, intake: Intake, keyring: Keyring, cursor: Cursor) -> Never:
+async def facts(bus: Bus, intake: Intake, keyring: Trusted, cursor: Cursor) -> Never:
     """Pull facts after the cursor, for ever. What can no longer be read, and a bus that is another, are rows too."""
     mark, epoch = Mark(cursor.seq, cursor.msg_id, cursor.created), cursor.bus_epoch
     while True:
         try:
             async with aclosing(bus.pull(EVT, mark)) as batches:
                 async for messages in batches:
-                    await intake.fact(arrive(messages, keyring))
+                    await intake.fact(arrive(messages, keyring()))
                     mark = Mark(messages[-1].seq, messages[-1].msg_id, mark.created)
         except BusGap as gap:
             log.error("bus_gap", stream=EVT, first=gap.first_seq, last=gap.last_seq)
@@ -37,7 +41,7 @@ async def facts(bus: Bus, intake: Intake, keyring: Keyring, cursor: Cursor) -> N
             await _provision(bus, error)
 
 
-async def windows(bus: Bus, intake: Intake, keyring: Keyring) -> Never:
+async def windows(bus: Bus, intake: Intake, keyring: Trusted) -> Never:
     """Pull from the end: what came while nobody led is old news. What is lost is lost, and its source counts it."""
     while True:
         try:
@@ -48,12 +52,12 @@ async def windows(bus: Bus, intake: Intake, keyring: Keyring) -> Never:
             await _provision(bus, error)
 
 
-async def _windows_after(bus: Bus, intake: Intake, keyring: Keyring, seq: int) -> Never:
+async def _windows_after(bus: Bus, intake: Intake, keyring: Trusted, seq: int) -> Never:
     while True:
         try:
             async with aclosing(bus.pull(TEL, seq, batch=WINDOWS_MAX)) as batches:
                 async for messages in batches:
-                    await intake.window(arrive(messages, keyring))
+                    await intake.window(arrive(messages, keyring()))
                     seq = messages[-1].seq
         except BusGap as gap:
             log.info("windows_lost", stream=TEL, first=gap.first_seq, last=gap.last_seq)

@@ -3,7 +3,8 @@
 import asyncio
 import os
 import socket
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
+from typing import cast
 
 import structlog
 
@@ -55,14 +56,25 @@ async def check_bus(settings: Settings) -> None:
 
 async def serve(settings: Settings) -> None:
     """Lead, or wait to lead, until cancelled. Raises the errors of bus, ledger and keys that waiting cannot heal."""
-    await check_bus(settings)
     signer = settings.signer()
     async with await Bus.connect(settings.nats_url, "arbitrator", signer=signer) as bus:
+        await check_bus(settings)  # behind the connection, which waits for a server that is still starting
         await bus.provision()
         candidate = Candidate(settings, bus, signer)
         while True:
-            await candidate.term()
+            await _apart(candidate.term())
             await asyncio.sleep(AGAIN_S)
+
+
+async def _apart(term: Coroutine[None, None, None]) -> None:
+    """Await a term as a task of its own: in Python 3.11 a TaskGroup that fails while it is cancelled forgets that."""
+    task = asyncio.create_task(term)
+    try:
+        await asyncio.wait([task])
+    finally:
+        task.cancel()
+        await asyncio.wait([task])
+    task.result()
 
 
 class Candidate:
@@ -79,16 +91,16 @@ class Candidate:
     async def term(self) -> None:
         """Win the lease and lead until it is lost. Before the first term an unreachable ledger is an error."""
         try:
-            async with Standby(self._url, self._holder, self._bus) as standby, await standby.win() as ledger:
+            async with (
+                Standby(self._url, self._holder, self._bus) as standby,
+                await standby.win(patient=self._has_led) as ledger,
+            ):
                 self._has_led = True
                 await self._lead(standby, ledger)
         except* (LeaseLost, LedgerUnreachable, BusAway) as ended:
             if not self._has_led:
                 raise
-            log.warning("term_ended", reason=[str(one) for one in ended.exceptions])
-        task = asyncio.current_task()
-        if task is not None and task.cancelling():  # a TaskGroup of 3.11 lets an error pass before a cancellation
-            raise asyncio.CancelledError
+            log.warning("term_ended", reason=_reasons(ended))
 
     async def _lead(self, standby: Standby, ledger: AsyncLedger) -> None:
         shared = is_shared(self._url)
@@ -101,7 +113,7 @@ class Candidate:
                 ledger,
                 state,
                 holder=self._holder,
-                cursor=await ledger.cursor(EVT) or await self._start(),
+                cursor=await ledger.cursor(EVT) or await self._start(ledger),
                 keyring=self._keyring(keys),
                 signer=self._signer,
                 shared=shared,
@@ -117,6 +129,17 @@ class Candidate:
             keyring.admit(key)
         return keyring
 
-    async def _start(self) -> Cursor:
+    async def _start(self, ledger: AsyncLedger) -> Cursor:
+        """Return where a new ledger begins, once it has it: a bus that is gone before it was read is missed too."""
         stream = await self._bus.stream(EVT)
-        return Cursor(stream=EVT, bus_epoch=FIRST_EPOCH, seq=0, msg_id="", created=stream.created)
+        cursor = Cursor(stream=EVT, bus_epoch=FIRST_EPOCH, seq=0, msg_id="", created=stream.created)
+        await ledger.append([], cursors=[cursor])
+        return cursor
+
+
+def _reasons(ended: BaseException) -> list[str]:
+    """Return what is in a group of groups, each reason once."""
+    if not isinstance(ended, BaseExceptionGroup):
+        return [str(ended)]
+    parts = cast("BaseExceptionGroup[BaseException]", ended).exceptions
+    return list(dict.fromkeys(reason for part in parts for reason in _reasons(part)))

@@ -67,11 +67,11 @@ class Standby:
         await self._run(self._forget)
         self._pool.shutdown(wait=True)
 
-    async def win(self) -> AsyncLedger:
+    async def win(self, *, patient: bool) -> AsyncLedger:
         """Return the ledger once it is ours and the bus answers.
 
-        Raises LedgerHeld at once where a ledger has no replicas (SQLite), and the errors of opening it the first time:
-        who has seen it once waits for it.
+        Raises LedgerHeld at once where a ledger has no replicas (SQLite). The first time it may also turn out that the
+        ledger cannot be opened, which is raised; one that is only away is waited for by the `patient`, and once seen.
         """
         await self._bus_there()
         try:
@@ -80,6 +80,10 @@ class Standby:
             if not is_shared(self._url):
                 raise
             log.info("standing_by", holder=held.holder)
+        except LedgerUnreachable as error:
+            if not patient:
+                raise
+            log.warning("ledger_away", error=str(error))
         while True:
             seen = await self._outwait()
             with suppress(LedgerHeld, LedgerUnreachable):  # another was quicker, or it is away: looking will tell
