@@ -5,10 +5,29 @@ from typing import Self
 
 from msgspec import structs
 
+from kite.errors import Fault, KiteError
 from kite.ledger import Head, Lease, Reader
+from kite.ledger import Row as LedgerRow
 from kite_arbitrator import core
 from kite_arbitrator.reading import LASTING, read
+from kite_arbitrator.state import Row
+from kite_schemas.envelope import MalformedEvent
 from kite_schemas.ledger import ProducerKeyAdded
+
+
+class RowUnreadable(KiteError):
+    """A row of the ledger is no event any more. What would follow from it is not known, so nobody leads."""
+
+    code = "row_unreadable"
+    fault = Fault.OPERATOR
+
+    def __init__(self, pos: int, detail: str) -> None:
+        super().__init__(
+            f"the ledger's row at position {pos} is no event: {detail}",
+            hint="`kite ledger verify` names all that is wrong; restore the ledger from a copy",
+        )
+        self.pos = pos
+        self.detail = detail
 
 
 class Follower:
@@ -52,8 +71,15 @@ class Follower:
 
     def _fold(self, last: int) -> None:
         for stored in self._reader.find(types=LASTING, first=self._pos + 1, last=last):
-            row = read(stored)
+            row = _readable(stored)
             if isinstance(row.data, ProducerKeyAdded):
                 self.keys.append(row.data)
             self._state = core.evolve(self._state, row)
         self._pos = last
+
+
+def _readable(stored: LedgerRow) -> Row:
+    try:
+        return read(stored)
+    except MalformedEvent as error:
+        raise RowUnreadable(stored.pos, str(error)) from error

@@ -10,7 +10,7 @@ CHUNK_BYTES = 64 * 1024
 
 
 class Proxy:
-    """Forwards connections to a loopback port. While it is cut, bytes, ends and new connections wait, and nobody is told.
+    """Forwards connections to a loopback port. While it is cut, everything waits and nobody is told.
 
     That is how a partition looks from inside: no reset, no refusal, only silence. What waited arrives after `mend`.
     """
