@@ -9,10 +9,11 @@ ASYNCAPI := 3.6.6
 
 ENGINE ?= vllm
 BASE ?= $(if $(filter fake,$(ENGINE)),tiny,smollm2)
+SEEDS ?= 1000
 export OMP_NUM_THREADS ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check venv venv-fake clean
+.PHONY: help demo test faults bench check venv venv-fake clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -22,6 +23,12 @@ demo: $(if $(filter fake,$(ENGINE)),venv-fake,venv)  ## the whole job on real pa
 
 test: venv $(VENV)/.asyncapi-$(ASYNCAPI).stamp check  ## everything that CI runs
 	$(VENV)/bin/python -m pytest
+
+bench: venv-fake  ## what it costs (5 min): docs/benchmarks.md
+	for name in decide ledger telemetry; do $(VENV)/bin/python benchmarks/$$name.py || exit 1; done
+
+faults: venv-fake  ## more runs of processes that are killed; SEEDS=1000 as many, SEEDS=7-7 that one
+	$(VENV)/bin/python -m pytest tests/simulation/test_faults.py --fault-seeds $(SEEDS)
 
 check: venv-fake  ## format, lint, types, import contracts
 	$(VENV)/bin/ruff format --check .

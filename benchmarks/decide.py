@@ -14,41 +14,43 @@ import os
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from time import perf_counter_ns, thread_time_ns
-from typing import TypeAlias, cast
-from uuid import UUID, uuid5
+from typing import cast
 
 import psutil
+from fleet import (
+    ORIGIN,
+    WARM_S,
+    Core,
+    arbitrator,
+    ended,
+    kind_of,
+    leading,
+    processor_s,
+    quantile,
+    say,
+    share,
+    short,
+    world,
+)
 
 from kite.bus import DEC, Bus, EmbeddedServer, evt_subject, tel_subject
 from kite.clock import NS_PER_US, US_PER_S, mono_us, wall_us
 from kite.errors import KiteError
-from kite.events import Origin, compose
-from kite.launch import command
+from kite.events import compose
 from kite.ledger import Reader
 from kite.testing.eventually import eventually
-from kite.testing.load import PROFILES, Input, Size, World, run
-from kite_arbitrator import core, pace, shipped
-from kite_arbitrator.state import Row, State
+from kite.testing.load import PROFILES, Input, World, run
 from kite_schemas.envelope import decode
-from kite_schemas.ledger import Created, Tick
-from kite_schemas.model import Data
-from kite_schemas.policy import ChangeRequested
 from kite_schemas.telemetry import Window
 
-LEDGER = "00000000-0000-4000-8000-000000000001"
-ORIGIN = Origin("kite/load/bench", "load@0")
 START_US = US_PER_S
-WARM_S = 15.0  # all instances of the fleet start, the standbys fall asleep, the first blends are promoted
 PACE_S = 0.001
 SETTLE_S = 30.0
 FLIGHTS_MAX = 4_096  # messages that the bus has not acknowledged: then it does not keep up, and the load is late
-LOOK_US = 100_000  # how often the pace of the ticks is looked at, at least
-SETTINGS = {"arbitration.concurrency_max": 8, "arbitration.injection_rate_max_milli": 60_000}
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,86 +64,17 @@ class Options:
 
     def world(self, start_us: int) -> World:
         """Return the fleet of both parts."""
-        size = Size(nodes=self.nodes, bases=max(1, self.nodes // 10))
-        return World(size, PROFILES[self.profile], self.seed, start_us=start_us, settings=SETTINGS)
-
-
-def quantile(values: Iterable[int], share: float, unit: int) -> float:
-    """Return a quantile in another unit, with a tenth's precision; 0 of none."""
-    ranked = sorted(values)
-    return round(ranked[min(len(ranked) - 1, int(len(ranked) * share))] / unit, 1) if ranked else 0.0
-
-
-def say(text: str) -> None:
-    """Tell how far it is."""
-    print(text, file=sys.stderr, flush=True)
+        return world(self.nodes, self.profile, self.seed, start_us)
 
 
 # --- the core alone
 
-Made: TypeAlias = tuple[int, str, str, Data]
-"""A decision: ledger time in µs, id, subject, data."""
-
-
-@dataclass(slots=True)
-class Core:
-    """The core, and how long its steps took, in ns by the clock and of the processor, by kind of input."""
-
-    state: State = field(default_factory=core.initial)
-    spans_ns: dict[str, list[tuple[int, int]]] = field(default_factory=dict[str, list[tuple[int, int]]])
-    decided: Counter[str] = field(default_factory=Counter[str])
-    ticked_us: int = 0
-    looked_us: int = 0
-
-    def tell(self, one: Input) -> list[Made]:
-        """Let the core decide about an input, and before it about the time that has passed, at the service's pace."""
-        if one.at_us - self.looked_us < LOOK_US:
-            return self._step(one)
-        self.looked_us = one.at_us
-        if one.at_us - self.ticked_us < pace.tick_us(self.state):
-            return self._step(one)
-        self.ticked_us = one.at_us
-        return self._step(Input(one.at_us, "ledger/fleet", Tick())) + self._step(one)
-
-    def _step(self, one: Input) -> list[Made]:
-        pos = self.state.pos + 1
-        row = Row(
-            pos=pos,
-            id=str(uuid5(UUID(LEDGER), f"row {pos}")),
-            type=one.data.TYPE,
-            subject=one.subject,
-            ledger_us=max(one.at_us, self.state.now_us + 1),
-            data=one.data,
-        )
-        began_ns, used_ns = perf_counter_ns(), thread_time_ns()
-        self.state, decisions = core.step(self.state, row)
-        used_ns, took_ns = thread_time_ns() - used_ns, perf_counter_ns() - began_ns
-        self.spans_ns.setdefault(kind_of(one.data), []).append((took_ns, used_ns))
-        self.decided.update(decision.type for decision in decisions)
-        return [(d.ledger_us, d.id, d.subject, d.data) for d in decisions if d.data is not None]
-
-    def forget(self) -> None:
-        """Begin to measure."""
-        self.spans_ns.clear()
-        self.decided.clear()
-
-
-def kind_of(data: Data) -> str:
-    """Return the kind of an input: windows and ticks apart from facts and requests."""
-    return "window" if isinstance(data, Window) else "tick" if isinstance(data, Tick) else data.KIND
-
 
 def stepped(options: Options) -> dict[str, object]:
     """Step over a synthetic ledger and return how long that took."""
-    world, alone = options.world(START_US), Core()
-    alone.tell(Input(1, "ledger/fleet", Created(ledger=LEDGER, format=core.FORMAT)))
-    alone.tell(Input(2, "policy/fleet", ChangeRequested(actor="bench", policy=shipped.policy())))
-    warm_us = START_US + int(WARM_S * US_PER_S)
-    for _ in run(world, warm_us, alone.tell):
-        pass
-    say(f"core: {sum(alone.decided.values())} decisions to bring {len(alone.state.instances)} instances up")
-    alone.forget()
-    for _ in run(world, warm_us + int(options.seconds * US_PER_S), alone.tell):
+    fleet, alone = options.world(START_US), Core()
+    warm_us = alone.warm(fleet, START_US)
+    for _ in run(fleet, warm_us + int(options.seconds * US_PER_S), alone.tell):
         pass
     every = [span for spans in alone.spans_ns.values() for span in spans]
     say(f"core: {len(every)} steps, {sum(took for took, _ in every) // NS_PER_US // 1_000} ms")
@@ -163,16 +96,6 @@ def spread(spans_ns: Sequence[tuple[int, int]]) -> dict[str, float]:
     by_clock = {f"p{share}": quantile(took, share / 100, NS_PER_US) for share in (50, 99)}
     of_cpu = {f"cpu_p{share}": quantile(used, share / 100, NS_PER_US) for share in (50, 99)}
     return {**by_clock, **of_cpu, "steps": len(spans_ns)}
-
-
-def share(decisions: int, inputs: int) -> float:
-    """Return the share of the decisions among all rows."""
-    return round(decisions / (decisions + inputs), 4) if inputs else 0.0
-
-
-def short(counts: Counter[str]) -> dict[str, int]:
-    """Return counts by the short name of their type."""
-    return {name.split(".", 1)[1].rsplit(".", 1)[0]: number for name, number in sorted(counts.items())}
 
 
 # --- the whole
@@ -288,17 +211,6 @@ async def measured(fleet: Fleet, processes: Mapping[str, psutil.Process], option
     }
 
 
-def processor_s(processes: Mapping[str, psutil.Process]) -> dict[str, float]:
-    """Return the processor time of each process, in seconds."""
-    return {name: sum(process.cpu_times()[:2]) for name, process in processes.items()}
-
-
-async def leading(bus: Bus) -> None:
-    """Wait for the first decision: the policy that a new ledger begins with."""
-    async with asyncio.timeout(SETTLE_S), aclosing(bus.follow(DEC, after_seq=0)) as followed:
-        await anext(followed)
-
-
 async def whole(options: Options, folder: Path) -> dict[str, object]:
     """Run a bus, an arbitrator and a fleet, and measure."""
     url = f"sqlite:///{folder / 'ledger.db'}"
@@ -308,37 +220,17 @@ async def whole(options: Options, folder: Path) -> dict[str, object]:
         await Bus.connect(server.url, "windows") as windows,
     ):
         await bus.provision()
-        environment = {"KITE_NATS_URL": server.url, "KITE_LEDGER_URL": url, "KITE_LOG_LEVEL": "warning"}
-        process = await asyncio.create_subprocess_exec(
-            *command([sys.executable, "-m", "kite_arbitrator"]), env={**os.environ, **environment}
-        )
-        try:
+        async with arbitrator(server, url) as process:
             await leading(bus)
             fleet = Fleet(bus, windows, options.world(wall_us()))
             tasks = [asyncio.create_task(fleet.hear()), asyncio.create_task(fleet.speak())]
-            processes = {
-                "arbitrator": psutil.Process(process.pid),
-                "bus": psutil.Process(server.pid),
-                "publisher": psutil.Process(),
-            }
+            processes = {"arbitrator": process, "bus": psutil.Process(server.pid), "publisher": psutil.Process()}
             found = await measured(fleet, processes, options)
             await ended(tasks[1:])
             lost = await drained(fleet, url)
             await ended(tasks[:1])
-        finally:
-            process.terminate()
-            await process.wait()
     figures = {"windows": fleet.published[Window.TYPE], "lost": lost, "refused_by_bus": sum(fleet.failed.values())}
     return {**found, **figures, "ledger_bytes": (folder / "ledger.db").stat().st_size}
-
-
-async def ended(tasks: Sequence[asyncio.Task[None]]) -> None:
-    """End tasks that run for ever; what ended one of them before is raised."""
-    for task in tasks:
-        if task.done():
-            task.result()
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)
 
 
 def main() -> int:
