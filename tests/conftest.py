@@ -19,6 +19,12 @@ from kite.testing.otlp import Receiver
 from kite.testing.postgres import Postgres
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Let a run of tests have more fault runs, or one again."""
+    text = "how many fault runs (tests/simulation/test_faults.py), or which, as in 7-7"
+    parser.addoption("--fault-seeds", default="100", metavar="N", help=text)
+
+
 @pytest.fixture(autouse=True)
 def _logs_as_they_were() -> Generator[None]:
     """A command that runs inside a test quiets the logs of its process; the next test hears them again."""

@@ -1,4 +1,4 @@
-"""Who holds the lease, a counter that its holder moves, and cursors that name the message and not the event."""
+"""Who holds the lease, a counter that its holder moves, and cursors that name the message and when it came."""
 
 from collections.abc import Sequence
 
@@ -14,10 +14,11 @@ BIG = sa.BigInteger().with_variant(sa.Integer, "sqlite")
 
 
 def upgrade() -> None:
-    """Add the two columns, with nobody as the holder. A message's id was its event's id until now, so those stay."""
+    """Add the columns, with nobody as the holder. A message's id was its event's id until now, so those stay."""
     op.add_column("lease", sa.Column("holder", sa.Text, nullable=False, server_default=""))
     op.add_column("lease", sa.Column("counter", BIG, nullable=False, server_default="0"))
     op.execute("ALTER TABLE cursors RENAME COLUMN event_id TO msg_id")
+    op.add_column("cursors", sa.Column("published_us", BIG, nullable=False, server_default="0"))
 
 
 def downgrade() -> None:

@@ -18,10 +18,11 @@ from kite_schemas.ledger import EpochEnd
 READY = evt_subject("kite.yoco.instance_ready.v1", "instance/i-1")
 WINDOW = "kite.tel.v1.node-1"
 READ = Mark(seq=7, msg_id="m7", created="monday")
+NOON_US = 43_200_000_000
 
 
-def stored(name: str) -> Message:
-    return Message(EVT, 7, READY, b"", {"Nats-Msg-Id": name}, 0)
+def stored(name: str, published_us: int = NOON_US) -> Message:
+    return Message(EVT, 7, READY, b"", {"Nats-Msg-Id": name}, published_us)
 
 
 def holding(first: int, last: int, created: str = "monday") -> StreamState:
@@ -43,6 +44,8 @@ def holding(first: int, last: int, created: str = "monday") -> StreamState:
         (READ, holding(1, 9), stored("other"), EpochEnd.OTHER_MESSAGE),
         (READ, holding(1, 9), stored(""), EpochEnd.OTHER_MESSAGE),
         (READ, holding(7, 9), None, EpochEnd.MESSAGE_MISSING),
+        (Mark.at(stored("m7"), "monday"), holding(1, 9), stored("m7"), None),
+        (Mark.at(stored("m7"), "monday"), holding(1, 9), stored("m7", NOON_US + 1), EpochEnd.OTHER_MESSAGE),  # again
     ],
 )
 def test_what_is_known_of_the_last_message_tells_streams_apart(
@@ -99,8 +102,8 @@ async def test_a_store_restored_from_an_older_copy_is_noticed(
         with pytest.raises(StreamChanged) as caught:
             await waiting
     assert caught.value.why is why
-    assert caught.value.read == Mark(10, msg_id("a-10", b"a-10"), created)
-    assert caught.value.read.msg_id == last.msg_id
+    assert caught.value.read == Mark.at(last, created)
+    assert caught.value.read.msg_id == msg_id("a-10", b"a-10")
     assert (caught.value.state.created, caught.value.state.last_seq) == (created, filled_to)
 
 

@@ -250,12 +250,12 @@ def _fact(batch: Batch, item: Incoming, cursor: Cursor) -> Cursor:
     if isinstance(item, Arrival):
         batch.take(item)
         last = item.messages[-1]
-        return replace(cursor, seq=last.seq, msg_id=last.msg_id)
+        return replace(cursor, seq=last.seq, msg_id=last.msg_id, published_us=last.published_us)
     batch.write(item)
     if isinstance(item, BusEpochChanged):
         batch.bus_epoch = item.bus_epoch
-        return replace(cursor, bus_epoch=item.bus_epoch, seq=0, msg_id="", created=item.found)
-    return replace(cursor, seq=item.last, msg_id="")
+        return Cursor(stream=cursor.stream, bus_epoch=item.bus_epoch, seq=0, msg_id="", created=item.found)
+    return replace(cursor, seq=item.last, msg_id="", published_us=0)
 
 
 def _again(raw: bytes) -> Send:

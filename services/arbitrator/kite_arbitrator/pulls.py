@@ -21,13 +21,13 @@ log = structlog.get_logger()
 
 async def facts(bus: Bus, intake: Intake, keyring: Trusted, cursor: Cursor) -> Never:
     """Pull facts after the cursor, for ever. What can no longer be read, and a bus that is another, are rows too."""
-    mark, epoch = Mark(cursor.seq, cursor.msg_id, cursor.created), cursor.bus_epoch
+    mark, epoch = Mark(cursor.seq, cursor.msg_id, cursor.created, cursor.published_us), cursor.bus_epoch
     while True:
         try:
             async with aclosing(bus.pull(EVT, mark)) as batches:
                 async for messages in batches:
                     await intake.fact(arrive(messages, keyring()))
-                    mark = Mark(messages[-1].seq, messages[-1].msg_id, mark.created)
+                    mark = Mark.at(messages[-1], mark.created)
         except BusGap as gap:
             log.error("bus_gap", stream=EVT, first=gap.first_seq, last=gap.last_seq)
             await intake.fact(GapRow(stream=EVT, first=gap.first_seq, last=gap.last_seq))

@@ -122,7 +122,7 @@ class _Reader:
         state = await read_state(self._link, self._stream)  # after the message, which can be aged out any time
         if why := epoch_end(mark, state, stored):
             raise StreamChanged(self._stream, why=why, read=mark, state=state)
-        self.mark = Mark(mark.seq, mark.msg_id or (stored.msg_id if stored else ""), state.created)
+        self.mark = Mark.at(stored, state.created) if stored else replace(mark, created=state.created)
 
     async def read(self, feed: Feed) -> tuple[list[Message], BusGap | None]:
         """Return the next messages in order, and the hole after them if there is one. Raises FeedLost, NotNow."""
@@ -130,7 +130,7 @@ class _Reader:
         fresh = [message for message in map(_message, await feed.take()) if message.seq > last]
         run, gap = (fresh, None) if self._filters else await complete(self._link, self._stream, last, fresh)
         if run:
-            self.mark = replace(self.mark, seq=run[-1].seq, msg_id=run[-1].msg_id)
+            self.mark = Mark.at(run[-1], self.mark.created)
         return run, gap
 
 
@@ -162,10 +162,15 @@ async def pull(
 
 
 class Work:
-    """One order to carry out, delivered until it is acknowledged."""
+    """One order to carry out, delivered until it is acknowledged. `session` is that of the connection it came over.
 
-    def __init__(self, link: Link, msg: Msg) -> None:
+    An acknowledgement names a place in a stream, not an order. Over a later connection the stream may be another one,
+    or an older copy, with another order in that place.
+    """
+
+    def __init__(self, link: Link, msg: Msg, session: int) -> None:
         self._link = link
+        self._session = session
         self._reply = msg.reply
         self.message = _message(msg)
         self.delivered = parse_delivery(msg.reply).delivered
@@ -174,6 +179,7 @@ class Work:
         """Acknowledge, and wait until the server has it. False when it did not answer: the order comes again."""
         try:
             await self._link.ready(ACK_S)
+            await self._recognise()
             await self._link.ask(self._reply, b"+ACK", ACK_S)
         except (NotNow, BusUnreachable) as error:
             log.warning("order_ack_lost", stream=self.message.stream, seq=self.message.seq, reason=str(error))
@@ -182,14 +188,24 @@ class Work:
 
     async def in_progress(self) -> None:
         """Ask for another full acknowledgement time; lost without harm when disconnected."""
-        with suppress(NotNow):
-            await self._link.send(self._reply, b"+WPI")
+        if self._session == self._link.sessions:
+            with suppress(NotNow):
+                await self._link.send(self._reply, b"+WPI")
 
     async def nak(self, delay_s: float = 0.0) -> None:
         """Give the order back, to come again after `delay_s`; when disconnected, after its acknowledgement time."""
         body = b"-NAK " + json.dumps({"delay": int(delay_s * NS_PER_S)}).encode() if delay_s > 0 else b"-NAK"
-        with suppress(NotNow):
-            await self._link.send(self._reply, body)
+        if self._session == self._link.sessions:
+            with suppress(NotNow):
+                await self._link.send(self._reply, body)
+
+    async def _recognise(self) -> None:
+        """Make sure that this order is still in its place. Raises NotNow when it is not, or nobody can tell."""
+        while self._session != (session := self._link.sessions):
+            stored = await get_message(self._link, self.message.stream, self.message.seq)
+            if stored is None or stored.payload != self.message.payload:
+                raise NotNow("the bus has another store, and another order in that place")
+            self._session = session
 
 
 class _Post:
@@ -238,17 +254,18 @@ async def work(
     post = _Post(link, stream, config, idle_s)
     while True:
         feed = await _insist(link, post.open, stream)
+        session = link.sessions
         taken: list[Work] = []
         try:
             while True:
-                taken = [Work(link, msg) for msg in await feed.take()]
+                taken = [Work(link, msg, session) for msg in await feed.take()]
                 while taken:
                     yield taken.pop(0)
         except (FeedLost, NotNow) as error:
             log.info("bus_worker_lost", stream=stream, durable=durable, reason=str(error))
         finally:
             await feed.close()
-            await _return(link, [*taken, *(Work(link, msg) for msg in feed.drain())])
+            await _return(link, [*taken, *(Work(link, msg, session) for msg in feed.drain())])
 
 
 async def _return(link: Link, unseen: Sequence[Work]) -> None:

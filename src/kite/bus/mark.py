@@ -28,11 +28,20 @@ class StreamState:
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """How far a stream was read, and what was there: enough to tell it from another one. "" where not known."""
+    """How far a stream was read, and what was there: enough to tell it from another one. "" or 0 where not known.
+
+    The time counts beside the id: the same message can stand at the same place of another life, published again.
+    """
 
     seq: int
     msg_id: str = ""
     created: str = ""
+    published_us: int = 0
+
+    @classmethod
+    def at(cls, message: Message, created: str) -> "Mark":
+        """Return the mark of a message that was read of the stream made at `created`."""
+        return cls(message.seq, message.msg_id, created, message.published_us)
 
 
 def epoch_end(mark: Mark, state: StreamState, stored: Message | None) -> EpochEnd | None:
@@ -48,5 +57,6 @@ def epoch_end(mark: Mark, state: StreamState, stored: Message | None) -> EpochEn
     if not mark.msg_id:
         return None
     if stored is not None:
-        return None if stored.msg_id == mark.msg_id else EpochEnd.OTHER_MESSAGE
+        same = stored.msg_id == mark.msg_id and mark.published_us in {0, stored.published_us}
+        return None if same else EpochEnd.OTHER_MESSAGE
     return EpochEnd.MESSAGE_MISSING if state.first_seq <= mark.seq else None

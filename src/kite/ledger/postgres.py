@@ -45,15 +45,16 @@ _TYPES = ["int8", "int8", "text", "int8", "int8", "text", "text", "text", "int8"
 _COPY: Final = "COPY ledger FROM STDIN (FORMAT BINARY)"
 _COPY_TYPES = [*_TYPES, "bytea", "bytea", "bytea"]
 _INSERT_SEND: Final = "INSERT INTO outbox (pos, subject, traceparent) VALUES (%s, %s, %s)"
-_UPSERT_CURSOR: Final = """INSERT INTO cursors (stream, bus_epoch, seq, msg_id, created) VALUES (%s, %s, %s, %s, %s)
+_UPSERT_CURSOR: Final = """INSERT INTO cursors (stream, bus_epoch, seq, msg_id, created, published_us)
+    VALUES (%s, %s, %s, %s, %s, %s)
     ON CONFLICT (stream) DO UPDATE SET bus_epoch = excluded.bus_epoch, seq = excluded.seq, msg_id = excluded.msg_id,
-                                       created = excluded.created"""
+                                       created = excluded.created, published_us = excluded.published_us"""
 _CLEAR_ROUTES: Final = "DELETE FROM routes"
 _INSERT_ROUTE: Final = """INSERT INTO routes (name, version, instance, endpoint, channel, pos)
                           VALUES (%s, %s, %s, %s, %s, %s)"""
 _HEAD: Final = "SELECT pos, hash, ledger_us FROM ledger ORDER BY pos DESC LIMIT 1"
 _KNOWN: Final = "SELECT event_id, raw FROM ledger WHERE event_id = ANY(%s)"
-_CURSOR: Final = "SELECT stream, bus_epoch, seq, msg_id, created FROM cursors WHERE stream = %s"
+_CURSOR: Final = "SELECT stream, bus_epoch, seq, msg_id, created, published_us FROM cursors WHERE stream = %s"
 _PENDING: Final = """SELECT o.pos, o.subject, l.raw, l.event_id, o.traceparent
                      FROM outbox AS o JOIN ledger AS l ON l.pos = o.pos WHERE o.pos > %s ORDER BY o.pos LIMIT %s"""
 _SENT: Final = "DELETE FROM outbox WHERE pos <= %s"
@@ -126,10 +127,7 @@ class PostgresStore:
         """See `Store`."""
         with self._refusing():
             found = self._session.execute(_CURSOR, (stream,)).fetchone()
-        if found is None:
-            return None
-        stream, bus_epoch, seq, msg_id, created = found
-        return Cursor(stream=stream, bus_epoch=bus_epoch, seq=seq, msg_id=msg_id, created=created)
+        return Cursor.of(found) if found else None
 
     def pending(self, limit: int, after_pos: int = 0) -> list[Send]:
         """See `Store`."""

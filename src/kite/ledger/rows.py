@@ -70,13 +70,22 @@ class Lease:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cursor:
-    """The last message of one stream that the ledger has consumed, its id on the bus, and the stream's creation."""
+    """The last message of one stream that the ledger has consumed: its id and time there, and the stream's creation."""
 
     stream: str
     bus_epoch: int
     seq: int
     msg_id: str
     created: str
+    published_us: int = 0
+
+    @classmethod
+    def of(cls, columns: tuple[str, int, int, str, str, int]) -> "Cursor":
+        """Return a cursor from its columns, in the order of the fields."""
+        stream, bus_epoch, seq, msg_id, created, published_us = columns
+        return cls(
+            stream=stream, bus_epoch=bus_epoch, seq=seq, msg_id=msg_id, created=created, published_us=published_us
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -68,12 +68,13 @@ _MOVE = "UPDATE lease SET counter = counter + 1 WHERE epoch = ? AND holder = ?"
 _RELEASE = "UPDATE lease SET holder = '', counter = counter + 1 WHERE epoch = ? AND holder = ?"
 _INSERT_ROW = "INSERT INTO ledger VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
 _INSERT_SEND = "INSERT INTO outbox (pos, subject, traceparent) VALUES (?, ?, ?)"
-_UPSERT_CURSOR = "INSERT OR REPLACE INTO cursors (stream, bus_epoch, seq, msg_id, created) VALUES (?, ?, ?, ?, ?)"
+_UPSERT_CURSOR = """INSERT OR REPLACE INTO cursors (stream, bus_epoch, seq, msg_id, created, published_us)
+                    VALUES (?, ?, ?, ?, ?, ?)"""
 _CLEAR_ROUTES = "DELETE FROM routes"
 _INSERT_ROUTE = "INSERT INTO routes (name, version, instance, endpoint, channel, pos) VALUES (?, ?, ?, ?, ?, ?)"
 _HEAD = "SELECT pos, hash, ledger_us FROM ledger ORDER BY pos DESC LIMIT 1"
 _KNOWN = "SELECT event_id, raw FROM ledger WHERE event_id IN (SELECT value FROM json_each(?))"
-_CURSOR = "SELECT stream, bus_epoch, seq, msg_id, created FROM cursors WHERE stream = ?"
+_CURSOR = "SELECT stream, bus_epoch, seq, msg_id, created, published_us FROM cursors WHERE stream = ?"
 _PENDING = """SELECT o.pos, o.subject, l.raw, l.event_id, o.traceparent
               FROM outbox AS o JOIN ledger AS l ON l.pos = o.pos WHERE o.pos > ? ORDER BY o.pos LIMIT ?"""
 _SENT = "DELETE FROM outbox WHERE pos <= ?"
@@ -209,10 +210,7 @@ class SqliteStore:
     def cursor(self, stream: str) -> Cursor | None:
         """See `Store`."""
         found = self._connection.execute(_CURSOR, (stream,)).fetchone()
-        if found is None:
-            return None
-        stream, bus_epoch, seq, msg_id, created = found
-        return Cursor(stream=stream, bus_epoch=bus_epoch, seq=seq, msg_id=msg_id, created=created)
+        return Cursor.of(found) if found else None
 
     def pending(self, limit: int, after_pos: int = 0) -> list[Send]:
         """See `Store`."""

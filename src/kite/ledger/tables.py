@@ -52,6 +52,7 @@ cursors = Table(
     Column("seq", _BIG, nullable=False),
     Column("msg_id", Text, nullable=False),
     Column("created", Text, nullable=False),
+    Column("published_us", _BIG, nullable=False, server_default="0"),
 )
 """The last message consumed of each stream."""
 

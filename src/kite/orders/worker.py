@@ -70,11 +70,11 @@ class Worker:
                     )
                     shift.resume()
                     group.create_task(shift.renew(self._renew_s))
-                    await self._receive(shift, filters)
+                    await self._receive(shift, filters, group)
             except BaseExceptionGroup as errors:
                 raise _alone(errors) from errors
 
-    async def _receive(self, shift: Shift, filters: Sequence[str]) -> None:
+    async def _receive(self, shift: Shift, filters: Sequence[str], group: asyncio.TaskGroup) -> None:
         works = self._bus.work(
             DEC,
             f"{self._service}-{self._node}",
@@ -85,7 +85,7 @@ class Worker:
         async with aclosing(works) as deliveries:
             async for work in deliveries:
                 if not shift.take(work):
-                    await work.ack()
+                    group.create_task(work.ack())  # a bus that came back with another store does not answer: no waiting
 
 
 def _alone(errors: BaseExceptionGroup[BaseException]) -> BaseException:

@@ -29,8 +29,12 @@ if TYPE_CHECKING:
 P = ParamSpec("P")
 Method: TypeAlias = Callable[..., object]
 
-PRELOAD = ("kite.testing.orders", "kite.testing.crash")
-"""What the server imports once. More may be added before the first process is made."""
+PRELOAD = (
+    *("kite.testing.orders", "kite.testing.crash", "kite.testing.faults.yoco"),
+    *("kite_arbitrator.testing.running", "kite_arbitrator.testing.crashing"),
+    *("alembic.command", "sqlalchemy.dialects.sqlite", "sqlalchemy.dialects.postgresql"),
+)
+"""What the server imports once, by name, also what is imported late only: one that is not there is passed over."""
 
 KILLED = -int(signal.SIGKILL)
 """Exit code of a process that was killed."""
@@ -74,10 +78,15 @@ class Fuse:
     count: int = 1
 
 
-def arm(fuse: Fuse, ports: Sequence[Port] = ORDERS) -> None:
-    """Let this process kill itself when the point is passed. `ports` says where points are; others are not passed.
+def die() -> None:
+    """End this process without a word."""
+    os.kill(os.getpid(), signal.SIGKILL)
 
-    Raises ValueError when no port has the point.
+
+def arm(fuse: Fuse, ports: Sequence[Port] = ORDERS, act: Callable[[], None] = die) -> None:
+    """Let this process kill itself, or `act`, when the point is passed. `ports` says where points are.
+
+    What `act` leaves alive goes on; the fuse is spent then. Raises ValueError when no port has the point.
     """
     if fuse.point not in {point for port in ports for point in (port.before, port.after)}:
         raise ValueError(f"no port passes {fuse.point}")
@@ -88,7 +97,7 @@ def arm(fuse: Fuse, ports: Sequence[Port] = ORDERS) -> None:
         if point == fuse.point:
             left -= 1
             if not left:
-                os.kill(os.getpid(), signal.SIGKILL)
+                act()
 
     for port in ports:
         setattr(port.owner, port.name, _wrapped(getattr(port.owner, port.name), port, passed))

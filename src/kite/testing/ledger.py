@@ -37,6 +37,7 @@ _ROWS = "SELECT * FROM ledger ORDER BY pos"
 BEFORE_LEASE_HOLDER = (
     "ALTER TABLE lease DROP COLUMN holder",
     "ALTER TABLE lease DROP COLUMN counter",
+    "ALTER TABLE cursors DROP COLUMN published_us",
     "ALTER TABLE cursors RENAME COLUMN msg_id TO event_id",
     "UPDATE alembic_version SET version_num = '0002'",
 )
@@ -308,8 +309,9 @@ class LedgerContract:
             assert reader.routes() == [_route("tiny", "a", pos=1)]
             with pytest.raises(LedgerTooOld, match="0002"):
                 _ = reader.lease
+            known = replace(_cursor(1), published_us=0)
             with Ledger.open(url, holder="b") as ledger:
-                assert (ledger.head.pos, ledger.head.epoch, ledger.cursor("KITE_EVT")) == (1, 2, _cursor(1))
+                assert (ledger.head.pos, ledger.head.epoch, ledger.cursor("KITE_EVT")) == (1, 2, known)
                 ledger.append(drafts([2]), cursors=[_cursor(2)])
                 assert (reader.lease.epoch, reader.lease.holder) == (2, "b")
             reader.verify_chain(last=2)
@@ -400,7 +402,9 @@ class LedgerContract:
 
 
 def _cursor(seq: int, *, stream: str = "KITE_EVT") -> Cursor:
-    return Cursor(stream=stream, bus_epoch=1, seq=seq, msg_id=f"event-{seq:06}", created="2026-01-01T00:00:00Z")
+    return Cursor(
+        stream=stream, bus_epoch=1, seq=seq, msg_id=f"event-{seq:06}", created="2026-01-01T00:00:00Z", published_us=seq
+    )
 
 
 def _leave(url: str, statements: Iterable[str]) -> None:

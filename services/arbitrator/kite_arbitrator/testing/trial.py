@@ -2,16 +2,19 @@
 
 import asyncio
 from collections.abc import Callable, Mapping
+from contextlib import AbstractAsyncContextManager, suppress
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Never
+from typing import TYPE_CHECKING
 
 from pydantic import JsonValue
 
-from kite.bus import Bus, BusUnreachable, EmbeddedServer
+from kite.bus import EVT, Bus, BusUnreachable, EmbeddedServer, StreamMissing
 from kite.clock import US_PER_S, mono_us
 from kite.ledger import Reader
 from kite.orders import Journal
 from kite.testing.crash import KILLED, process
+from kite.testing.eventually import eventually
 from kite.testing.faults import History, Plan, Role, Store, Stored, Victim, yoco
 from kite.testing.faults.client import Client
 from kite.testing.faults.fuses import DATABASE, Yard
@@ -40,6 +43,7 @@ EXPLAINED = {
 
 SETTINGS: Mapping[str, JsonValue] = {
     "arbitration.switch_window_us": None,  # answers come at once here: each would be jitter
+    "arbitration.sync_timeout_us": None,  # nobody sends windows, and nobody is to be called lost
     "arbitration.idle_tick_us": 100_000,
     "arbitration.tick_us": 50_000,
 }
@@ -48,11 +52,16 @@ Replay = Callable[[Reader], str]
 """Tells how a replay differs from the ledger, "" when it does not."""
 
 
-async def trial(plan: Plan, folder: Path, replay: Replay, postgres: Postgres | None = None) -> History:
-    """Carry out a plan in `folder` and return what it leaves. A shared ledger needs `postgres`, and has it alone."""
+async def trial(
+    plan: Plan, folder: Path, replay: Replay, postgres: Postgres | None = None, *, forgetful: bool = False
+) -> History:
+    """Carry out a plan in `folder` and return what it leaves. A shared ledger needs `postgres`, and has it alone.
+
+    A `forgetful` worker loses its journal when it dies: what the judge has to notice.
+    """
     shared = postgres if plan.shared else None
     url = shared.create_database(f"faults_{plan.seed}") if shared else f"sqlite:///{folder / 'ledger.db'}"
-    run = Run(plan, Yard(folder, url), shared)
+    run = Run(plan, Yard(folder, url), shared, forgetful=forgetful)
     await run.nats.start()
     try:
         async with await Bus.connect(run.nats.server.url, "client") as bus:
@@ -65,11 +74,12 @@ async def trial(plan: Plan, folder: Path, replay: Replay, postgres: Postgres | N
 class Run:
     """The processes of one run, and who starts them again."""
 
-    def __init__(self, plan: Plan, yard: Yard, postgres: Postgres | None) -> None:
+    def __init__(self, plan: Plan, yard: Yard, postgres: Postgres | None, *, forgetful: bool) -> None:
         self.nats = Nats(yard, self._fate)
         self._plan = plan
         self._yard = yard
         self._postgres = postgres
+        self._forgetful = forgetful
         self._treated: set[int] = set()
         self._lives = dict.fromkeys(Role, 0)
         self._over = asyncio.Event()
@@ -78,12 +88,13 @@ class Run:
 
     async def history(self, bus: Bus, replay: Replay) -> History:
         """Run to the end, and return what is left of it."""
-        settings = {**SETTINGS, "fleet.pools": [story.pool(yoco.NODE, 1, self._plan.standbys)]}
+        pools: list[JsonValue] = [story.pool(yoco.NODE, 1, self._plan.standbys)]
+        settings = {**SETTINGS, "fleet.pools": pools}
         client = Client(bus, self._plan, settings, story.BASE, self._asleep)
         async with asyncio.TaskGroup() as tasks:
             keepers = [tasks.create_task(one) for one in (self.nats.keep(), self._keep_database())]
             processes = [tasks.create_task(self._keep(role)) for role in Role]
-            await self._rest(client, tasks.create_task(client.run()))
+            await self._rest(bus, client, tasks.create_task(client.run()))
             self._over.set()
             await asyncio.wait(processes)
             on_bus = await stored(bus)
@@ -106,20 +117,31 @@ class Run:
             complaints=self._complaints,
         )
 
-    async def _rest(self, client: Client, asking: "asyncio.Task[None]") -> None:
+    async def _rest(self, bus: Bus, client: Client, asking: "asyncio.Task[None]") -> None:
         """Wait until nothing is left to do."""
         watch, until_us, seen = Watch(self._yard.url), mono_us() + int(REST_S * US_PER_S), 0
-        while not (watch.look() and asking.done() and await self._is_idle()):
-            self._asleep.set() if watch.sleepers else self._asleep.clear()
+        while not await self._rests(bus, watch, asked=asking.done()):
             if mono_us() >= until_us:
                 asking.cancel()
                 self._complaints.append(f"not at rest after {REST_S:g} s: {watch}")
                 break
+            if watch.sleepers:
+                self._asleep.set()
+            else:
+                self._asleep.clear()
             if watch.state.gap_pos > seen:
                 seen = watch.state.gap_pos
                 await client.look()
             await asyncio.sleep(POLL_S)
         watch.close()
+
+    async def _rests(self, bus: Bus, watch: Watch, *, asked: bool) -> bool:
+        """Tell whether nothing is left to do; what was `asked` is on the bus, so that comes first."""
+        facts = None
+        if asked and self.nats.up.is_set():
+            with suppress(BusUnreachable, StreamMissing):
+                facts = await bus.stream(EVT)
+        return watch.look(facts) and await self._is_idle()
 
     async def _is_idle(self) -> bool:
         """Tell whether the worker has nothing more to do."""
@@ -140,12 +162,18 @@ class Run:
                 await self._await(child)
                 self._yard.note(role, None)
                 self._explain(role, child.exitcode)
+            if self._forgetful and not self._over.is_set():
+                self._yard.journal.unlink(missing_ok=True)
 
-    def _process(self, role: Role):
+    def _process(self, role: Role) -> "AbstractAsyncContextManager[BaseProcess]":
         log, url, faults = self._yard.log(role), self.nats.server.url, self._plan.faults
         if role is Role.WORKER:
             return process(log, None, yoco.be, url, self._yard, faults)
-        settings = {"nats_url": url, "nats_monitor_url": self.nats.server.monitor_url, "ledger_url": self._yard.url}
+        settings: dict[str, object] = {
+            "nats_url": url,
+            "nats_monitor_url": self.nats.server.monitor_url,
+            "ledger_url": self._yard.url,
+        }
         return process(log, None, crashing.lead, settings, self._yard, faults)
 
     async def _await(self, child: "BaseProcess") -> None:
@@ -165,9 +193,10 @@ class Run:
             return
         victims = {victim for fault in self._plan.faults for victim in fault.victims}
         lines = [line for line in self._yard.log(role).read_text().splitlines() if "service_failed" in line]
-        if code and any(f"code={error} " in lines[-1] and victims & cause for error, cause in EXPLAINED.items()):
+        why = lines[-1] if lines else "without a word"
+        if code and any(f"code={error} " in why and victims & causes for error, causes in EXPLAINED.items()):
             return
-        self._complaints.append(f"the {role} ended with {code}: {lines[-1:]}")
+        self._complaints.append(f"the {role} ended with {code}: {why}")
 
     async def _keep_database(self) -> None:
         """Start the database server again after each of its faults."""
@@ -176,8 +205,7 @@ class Run:
         self._yard.note(DATABASE, self._postgres.pid)
         for index, fault in enumerate(self._plan.faults):
             if Victim.DATABASE in fault.victims:
-                while not self._yard.is_spent(index):
-                    await asyncio.sleep(POLL_S)
+                await eventually(partial(self._yard.is_spent, index), deadline_s=2 * REST_S)
                 self._postgres.restart(immediate=True)
                 self._yard.note(DATABASE, self._postgres.pid)
 
