@@ -52,7 +52,8 @@ def verify(
     first: Annotated[int, typer.Option("--from", metavar="POS", min=1, help="First position.")] = 1,
     last: Annotated[int | None, typer.Option("--to", metavar="POS", min=1, help="Last position.")] = None,
     operator_key: Annotated[
-        Path | None, typer.Option("--operator-key", metavar="FILE", help="The operator's public key.")
+        Path | None,
+        typer.Option("--operator-key", metavar="FILE", help="The operator's; default: the folder's."),
     ] = None,
     checkpoint: Annotated[
         Path | None, typer.Option("--checkpoint", metavar="FILE", help="What `kite ledger checkpoint` printed.")
@@ -65,7 +66,8 @@ def verify(
     from kite_cli import outside, place, proving
 
     fleet = place.find(directory)
-    operator = load_public(operator_key) if operator_key else None
+    trusted = operator_key or fleet.operator_key
+    operator = load_public(trusted) if trusted else None
     file = outside.from_file(checkpoint) if checkpoint else None
     kept, unasked = outside.from_bus(fleet)
     copies = [*([("in the file", file)] if file else []), *(("on the bus", copy) for copy in kept)]

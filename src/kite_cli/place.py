@@ -67,13 +67,14 @@ class FleetFileUnreadable(KiteError):
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A fleet that was found."""
+    """A fleet that was found; `operator_key` is the operator's public one, where the fleet's folder has it."""
 
     nats_url: str
     ledger_url: str
     adapter_root: Path | None
     name: str
     signing_key: Path | None = None
+    operator_key: Path | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,10 +113,14 @@ def find(directory: Path | None) -> Place:
 
 def in_folder(directory: Path, signing_key: Path | None = None) -> Place:
     """Return the fleet that `kite up` runs or ran in a folder. Raises NoFleet and FleetFileUnreadable."""
+    from kite.trust import public_path
+
     file = read(directory)
     operators = directory / OPERATOR_KEY
     own = signing_key or (operators if os.access(operators, os.R_OK) else None)  # others may look, and do not sign
-    return Place(file.nats_url, file.ledger_url, Path(file.adapter_root), str(directory), own)
+    public = public_path(operators)
+    known = public if public.is_file() else None
+    return Place(file.nats_url, file.ledger_url, Path(file.adapter_root), str(directory), own, known)
 
 
 def read(directory: Path) -> FleetFile:
