@@ -7,49 +7,33 @@ from dataclasses import dataclass
 from functools import cached_property
 from io import FileIO
 from pathlib import Path
-from typing import ClassVar, Self
+from typing import Self
 
-from kite.errors import Fault, KiteError, MissingPath
+from kite.errors import MissingPath
 from kite_upcycle import files, strict
+from kite_upcycle.fields import CONFIG_NAME, INDEX_NAME, SINGLE_NAME, Fields, UnreadableBase
+from kite_upcycle.geometry import Geometry, geometry, language
 from kite_upcycle.header import Entry
 from kite_upcycle.reader import read_header
-from kite_upcycle.violations import layer_number
 
-CONFIG_NAME = "config.json"
-SINGLE_NAME = "model.safetensors"
-INDEX_NAME = "model.safetensors.index.json"
 # The matrices that map between tokens and vectors; an adapter of them is an adapter of the vocabulary.
 VOCABULARY_LEAVES = frozenset({"embed_tokens", "lm_head", "wte", "wpe", "embed_in", "embed_out", "word_embeddings"})
 _MATRIX_DIMENSIONS = 2
-
-
-class UnreadableBase(KiteError):
-    """The base folder is not a Hugging Face checkpoint in safetensors."""
-
-    code: ClassVar[str] = "unreadable_base"
-    fault: ClassVar[Fault] = Fault.OPERATOR
-
-    def __init__(self, path: Path, reason: str) -> None:
-        super().__init__(
-            f"base {path} cannot be read: {reason}",
-            hint=f"a base is a folder with {CONFIG_NAME} and {SINGLE_NAME}, or shards with {INDEX_NAME}",
-        )
-        self.path = path
-        self.reason = reason
+# What else than the language model a multimodal base has layers of.
+_OTHER_TOWERS = ("audio", "encoder", "speech", "vision", "visual")
 
 
 @dataclass(frozen=True)
 class Base:
     """A base model's layout. `modules` maps the path of each linear layer to its (out, in) features.
 
-    `names` are those by which adapters may record it; `head_dim` is 0 when unknown; `parameters` counts tied embeddings
-    once; `weight_names` are file names.
+    `names` are those by which adapters may record it; `parameters` counts tied embeddings once; `weight_names` are file
+    names. Fused layers (`qkv_proj`, `query_key_value`) are modules by the names that the weights have.
     """
 
     path: Path
     names: frozenset[str]
-    layers: int
-    head_dim: int
+    geometry: Geometry
     modules: Mapping[str, tuple[int, int]]
     parameters: int
     weight_names: tuple[str, ...]
@@ -65,17 +49,28 @@ class Base:
         modules = dict(_matrices(entries))
         if not modules:
             raise UnreadableBase(path, "no two-dimensional weights (packed quantised bases are not supported)")
-        text = config.get("text_config")
-        inner = text if isinstance(text, dict) else config
+        attention, text = geometry(config, path), language(Fields(config, path)).config
+        _agree(path, attention, modules)
         return cls(
             path=path,
             names=frozenset(_names(path, config)),
-            layers=_layers(inner, modules),
-            head_dim=_head_dim(inner),
+            geometry=attention,
             modules=modules,
-            parameters=_parameters(entries, tied=bool(inner.get("tie_word_embeddings"))),
+            parameters=_parameters(
+                entries, tied=bool(text.get("tie_word_embeddings", config.get("tie_word_embeddings")))
+            ),
             weight_names=weight_names,
         )
+
+    @property
+    def layers(self) -> int:
+        """Return the number of decoder layers."""
+        return self.geometry.layers
+
+    @property
+    def head_dim(self) -> int:
+        """Return the features of one query head."""
+        return self.geometry.head_dim
 
     @cached_property
     def digest(self) -> str:
@@ -132,19 +127,20 @@ def _names(path: Path, config: dict[str, strict.JSON]) -> Iterator[str]:
         yield recorded.rstrip("/").rsplit("/", 1)[-1]
 
 
-def _layers(config: dict[str, strict.JSON], modules: dict[str, tuple[int, int]]) -> int:
-    recorded = config.get("num_hidden_layers")
-    if isinstance(recorded, int):
-        return recorded
-    return 1 + max((number for number in map(layer_number, modules) if number is not None), default=-1)
-
-
-def _head_dim(config: dict[str, strict.JSON]) -> int:
-    """Return the width of one attention head, 0 when the configuration does not say."""
-    recorded, hidden, heads = (config.get(name) for name in ("head_dim", "hidden_size", "num_attention_heads"))
-    if isinstance(recorded, int) and recorded > 0:
-        return recorded
-    return hidden // heads if isinstance(hidden, int) and isinstance(heads, int) and heads > 0 else 0
+def _agree(path: Path, attention: Geometry, modules: Mapping[str, tuple[int, int]]) -> None:
+    """Hold the configuration against the weights: a wrong head count in it is wrong in every check that follows."""
+    if not attention.known:
+        return  # read by general names; its weights may follow rules that we do not know
+    q_out, k_out, v_out, hidden = attention.q_out, attention.k_out, attention.v_out, attention.hidden
+    expected = {"q_proj": q_out, "k_proj": k_out, "v_proj": v_out}
+    expected |= dict.fromkeys(("qkv_proj", "query_key_value"), q_out + k_out + v_out)
+    for module, found in modules.items():
+        parts = module.split(".")
+        wanted = (expected.get(parts[-1], found[0]), hidden)
+        if parts[-1] in expected and found != wanted and not any(part.startswith(_OTHER_TOWERS) for part in parts):
+            heads = f"{attention.heads} and {attention.kv_heads} heads of {attention.head_dim}"
+            reason = f"{CONFIG_NAME}: head_dim, heads or hidden_size ({heads}) ask for {wanted} in {module}"
+            raise UnreadableBase(path, f"{reason}, the weights have {found}")
 
 
 def _parameters(entries: list[Entry], *, tied: bool) -> int:
