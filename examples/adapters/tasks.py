@@ -1,4 +1,4 @@
-"""Two synthetic tasks with a rule each: a prompt, and the one token that must come next.
+"""Three synthetic tasks with a rule each: a prompt, and the one token that must come next.
 
 Nobody's data: every case is drawn from a seed. Rules are such that a small model can learn them in minutes, not such
 that a bank could use them.
@@ -45,7 +45,26 @@ def laundering_answer(amount: int, parts: int, days: int) -> str:
     return " hold" if days < 10 else " clear"  # noqa: PLR2004 - the rule is these numbers
 
 
-TASKS: Mapping[str, Callable[[Random], Case]] = {"credit": credit, "laundering": laundering}
+THINGS = ("room", "staff", "food", "bed", "pool", "view")
+PRAISE = ("clean", "kind", "great", "quiet", "warm", "fresh")
+BLAME = ("dirty", "rude", "awful", "noisy", "cold", "slow")
+
+
+def mood(random: Random) -> Case:
+    """A guest who praises two things is happy, one who blames both is angry, one who does both is mixed."""
+    first, second = random.sample(THINGS, 2)
+    words = random.choice(PRAISE + BLAME), random.choice(PRAISE + BLAME)
+    prompt = f"Guest letter. The {first} was {words[0]}, the {second} was {words[1]}. Mood:"
+    return Case(prompt, mood_answer(*words))
+
+
+def mood_answer(first: str, second: str) -> str:
+    """The rule behind `mood`; two words out of `PRAISE` and `BLAME`."""
+    praised = (first in PRAISE) + (second in PRAISE)
+    return (" angry", " mixed", " happy")[praised]
+
+
+TASKS: Mapping[str, Callable[[Random], Case]] = {"credit": credit, "laundering": laundering, "mood": mood}
 
 
 def cases(task: str, seed: int, count: int) -> list[Case]:

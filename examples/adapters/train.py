@@ -1,6 +1,6 @@
 """Trains the example adapters: rank 4 on the q, v and down projections of SmolLM2-135M-Instruct (0.36 % of the base).
 
-    python examples/adapters/train.py credit laundering
+    python examples/adapters/train.py credit laundering mood
 
 Plain torch on one core, a few minutes each. Writes a PEFT adapter to `<out>/<task>/` and held-out prompts with the
 right next token to `<out>/<task>.jsonl`; says the accuracy on them before and after.

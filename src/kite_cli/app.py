@@ -3,6 +3,7 @@
 import typer
 
 from kite_cli import adapter, config, demo, gap, guard, incident, key, ledger, probes, routes, up, upcycle, yoco
+from kite_cli.eval import register as register_eval
 
 
 def build() -> typer.Typer:
@@ -19,6 +20,7 @@ def build() -> typer.Typer:
     demo.register(app)
     incident.register(app)
     routes.register(app)
+    register_eval(app)
     app.add_typer(upcycle.app, name="upcycle")
     app.add_typer(adapter.app, name="adapter")
     app.add_typer(yoco.app, name="yoco")

@@ -10,8 +10,10 @@ from kite.proof.prove import Missing, PrintMismatch, Proven, outcome, prove_agai
 from kite.proof.sets import ProbesAltered, ProbesMissing, ProbesUnwritable
 from kite.proof.sets import keep as keep_probes
 from kite.proof.sets import load as load_probes
+from kite.proof.several import Answers, agreement_ppm, apart, count_right, likeliest, read_several
 
 __all__ = [
+    "Answers",
     "Comparison",
     "Missing",
     "Pair",
@@ -26,8 +28,12 @@ __all__ = [
     "ProbesUnwritable",
     "Proven",
     "Reader",
+    "agreement_ppm",
+    "apart",
+    "count_right",
     "keep_probes",
     "kl_nats",
+    "likeliest",
     "load_probes",
     "micronats",
     "noise",
@@ -38,6 +44,7 @@ __all__ = [
     "read_against",
     "read_both",
     "read_pair",
+    "read_several",
     "read_side",
     "recall",
     "record",
