@@ -18,6 +18,8 @@ READS = (
     "replay",
     "upcycle show",
     "adapter verify",
+    "adapter list",
+    "adapter show",
     "yoco instances",
     "config get",
     "config list",
@@ -29,7 +31,16 @@ READS = (
     "ledger get",
     "ledger gaps",
 )
-CHANGES = ("up", "upcycle inject", "yoco order", "guard compare", "config set", "gap acknowledge")
+CHANGES = (
+    "up",
+    "upcycle inject",
+    "adapter stamp",
+    "adapter migrate",
+    "yoco order",
+    "guard compare",
+    "config set",
+    "gap acknowledge",
+)
 
 
 @pytest.mark.parametrize(("command", "mark"), [*((c, "[reads]") for c in READS), *((c, "[changes]") for c in CHANGES)])

@@ -12,6 +12,7 @@ from kite.engine.errors import (
     EngineUnreachable,
     Refusal,
 )
+from kite.engine.facts import Facts
 from kite.engine.process import EngineProcess, free_port
 from kite.engine.reading import Activity, Distribution
 from kite_schemas.yoco import EngineSpec
@@ -29,6 +30,7 @@ __all__ = [
     "EngineRefused",
     "EngineSpec",
     "EngineUnreachable",
+    "Facts",
     "Refusal",
     "command",
     "free_port",

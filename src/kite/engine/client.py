@@ -9,6 +9,7 @@ import httpx
 
 from kite import tracing
 from kite.engine.errors import EngineAnswer, EngineError, EngineLate, EngineRefused, EngineUnreachable, refusal
+from kite.engine.facts import Facts, read_base, with_config, with_labels
 from kite.engine.reading import (
     TOKENS_MAX,
     TOP_MAX,
@@ -31,6 +32,7 @@ from kite.telemetry.allocator import METHOD
 CONNECT_S = 2.0  # loopback: it answers at once or is not there
 HEALTH_S = 2.0
 CONTROL_S = 10.0  # names, metrics, resume, cache reset
+FACTS_S = 60.0  # the first time vLLM looks at its whole environment, with compilers and packages
 LOAD_S = 60.0  # measured 6-50 ms; a large adapter from a cold disk takes seconds
 PAUSE_S = 60.0  # waits for the running requests
 READ_S = 60.0  # one call of `distributions`, all its prompts
@@ -82,6 +84,16 @@ class Engine:
     async def adapters(self) -> Mapping[str, str]:
         """Return the folder of each loaded adapter, as the engine was told it, by served name."""
         return read_folders(as_json(await self._call("GET", "/v1/models", "the list of adapters", CONTROL_S)))
+
+    async def facts(self) -> Facts:
+        """Return how the server is set up, as far as it tells: outside of vLLM's development mode only in part."""
+        facts = read_base(as_json(await self._call("GET", "/v1/models", "the list of models", CONTROL_S)))
+        query = {"config_format": "json"}
+        try:
+            answer = await self._call("GET", "/server_info", "its configuration", FACTS_S, query=query)
+        except EngineRefused:
+            return with_labels(facts, await self.metrics())
+        return with_config(facts, as_json(answer))
 
     async def allocations(self) -> tuple[Allocation, ...] | None:
         """Return what torch's allocator holds for each worker, None on CPU: it answers between two steps."""

@@ -14,22 +14,20 @@ class PrefixCache:
     def __init__(self, block_tokens: int) -> None:
         self.queries = 0
         self.hits = 0
-        self._block_tokens = block_tokens
+        self.block_tokens = block_tokens
         self._known: OrderedDict[Hashable, None] = OrderedDict()
         self._lock = Lock()
 
     def look_up(self, model: str, prompt: Sequence[int]) -> None:
         """Count one prompt for a served name, and know its whole blocks from here on."""
-        blocks = [
-            (model, tuple(prompt[:end])) for end in range(self._block_tokens, len(prompt) + 1, self._block_tokens)
-        ]
-        computed = blocks[: (len(prompt) - 1) // self._block_tokens]  # the last token is computed in any case
+        blocks = [(model, tuple(prompt[:end])) for end in range(self.block_tokens, len(prompt) + 1, self.block_tokens)]
+        computed = blocks[: (len(prompt) - 1) // self.block_tokens]  # the last token is computed in any case
         with self._lock:
             known = 0
             while known < len(computed) and computed[known] in self._known:
                 known += 1
             self.queries += len(prompt)
-            self.hits += known * self._block_tokens
+            self.hits += known * self.block_tokens
             for block in blocks:
                 self._known[block] = None
                 self._known.move_to_end(block)

@@ -144,6 +144,16 @@ def models(handler: Handler, fake: Fake) -> None:
     send_json(handler, {"object": "list", "data": [*cards, *loras]})
 
 
+def server_info(handler: Handler, fake: Fake) -> None:
+    """Tell the part of vLLM's configuration that KITE reads."""
+    config = {
+        "lora_config": {"max_lora_rank": fake.served.max_lora_rank},
+        "cache_config": {"block_size": fake.cache.block_tokens, "cache_dtype": "auto"},
+        "parallel_config": {"tensor_parallel_size": 1, "pipeline_parallel_size": 1},
+    }
+    send_json(handler, {"vllm_config": config, "vllm_env": {}})
+
+
 def load(handler: Handler, fake: Fake) -> None:
     """Load an adapter; works while paused."""
     body = handler.body()
@@ -230,6 +240,7 @@ def completions(handler: Handler, fake: Fake) -> None:
 GETS: Mapping[str, Route] = {
     "/health": health,
     "/v1/models": models,
+    "/server_info": server_info,
     "/is_paused": is_paused,
     "/metrics": metrics,
 }
