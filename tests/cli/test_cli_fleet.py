@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from kite.ledger import Reader
-from kite.testing import adapters
+from kite.testing import zoo
 from kite_cli.incident import SKIPPABLE
 from kite_cli.testing import Ended, Up, command
 from kite_incident.refusals import KINDS
@@ -122,7 +122,7 @@ def test_a_dry_run_changes_nothing(on: Kite, make_adapter: Make):
 
 
 def test_a_defective_adapter_is_refused_with_every_violation(on: Kite, make_adapter: Make, tmp_path: Path):
-    bad = adapters.defective(make_adapter("good", seed=5), tmp_path / "wrong", "wrong_base")
+    bad = zoo.defective(make_adapter("good", seed=5), tmp_path / "wrong", "wrong_base")
     ended = inject(on, bad, "--blend", "bad")
     found = one(ended)
     assert ended.code == 1
@@ -170,7 +170,7 @@ def test_an_adapter_is_verified_without_a_fleet(kite: Kite, make_adapter: Make, 
     ended = kite("adapter", "verify", good, "--base", tiny_base)
     assert ended.code == 0
     assert ended.out.startswith("good keeps the contract: rank 4")
-    bad = adapters.defective(good, tmp_path / "lies", "rank_lies")
+    bad = zoo.defective(good, tmp_path / "lies", "rank_lies")
     ended = kite("adapter", "verify", bad, "--base", tiny_base, "--json")
     assert ended.code == 1
     found = one(ended)

@@ -10,7 +10,7 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from kite.errors import UsageError
-from kite.testing import adapters, bases
+from kite.testing import adapters, bases, zoo
 from kite.testing.llama import Llama, tensors
 
 SHARE_MAX_PPM = 8_000
@@ -95,20 +95,20 @@ def test_nothing_is_written_over(tmp_path: Path, tiny: Path, good: Path):
     with pytest.raises(UsageError, match="exists"):
         adapters.adapter(good, tiny)
     with pytest.raises(UsageError, match="pickle"):
-        adapters.defective(good, tmp_path / "bad", "pickle")
+        zoo.defective(good, tmp_path / "bad", "pickle")
 
 
-@pytest.mark.parametrize("kind", adapters.DEFECTS)
+@pytest.mark.parametrize("kind", zoo.DEFECTS)
 def test_each_defect_is_one_and_leaves_the_good_adapter_alone(tmp_path: Path, good: Path, kind: str):
     before = contents(good)
-    bad = adapters.defective(good, tmp_path / kind, kind)
+    bad = zoo.defective(good, tmp_path / kind, kind)
     assert contents(good) == before
     assert contents(bad) != before
     assert contents(bad).keys() == before.keys()
 
 
 def test_the_defects_show_where_they_should(tmp_path: Path, tiny: Path, good: Path):
-    bad = {kind: adapters.defective(good, tmp_path / kind, kind) for kind in adapters.DEFECTS}
+    bad = {kind: zoo.defective(good, tmp_path / kind, kind) for kind in zoo.DEFECTS}
     base, ids = Llama.load(tiny), encode(tiny, "Hello")
     assert base.merged([(bad["nan"], 1.0)]).next_logprobs(ids).isnan().any()
     assert base.merged([(bad["wrong_prefix"], 1.0)]).next_logprobs(ids).equal(base.next_logprobs(ids))

@@ -20,7 +20,7 @@ from kite import clock
 from kite.bus import EVT, Bus
 from kite.engine import Engine, EngineProcess, free_port
 from kite.events import Origin, compose, new_id
-from kite.testing import adapters
+from kite.testing import adapters, zoo
 from kite.testing.bus import FACTS_BYTES, nats
 from kite.testing.engine import BASE_NAME
 from kite.testing.eventually import eventually
@@ -121,7 +121,7 @@ class Desk:
         return self.reference(path)
 
     def defective(self, good: AdapterRef, kind: str) -> AdapterRef:
-        return self.reference(adapters.defective(self.root / good.path, self.root / "adapters" / kind, kind))
+        return self.reference(zoo.defective(self.root / good.path, self.root / "adapters" / kind, kind))
 
     def reference(self, path: Path) -> AdapterRef:
         return AdapterRef(name=path.name, path=str(path.relative_to(self.root)), digest=digest(path))
@@ -134,13 +134,15 @@ class Desk:
         )  # fmt: skip
         return await self.publish(order, "blend/risk")
 
-    async def admit(self, *members: tuple[AdapterRef, int], blend: str = "risk", rank: int = 16) -> str:
+    async def admit(
+        self, *members: tuple[AdapterRef, int], blend: str = "risk", rank: int = 16, residual_max_ppm: int | None = None
+    ) -> str:
         order = InjectionAdmitted(
             node=NODE, target=f"blend/{blend}", expires_us=1, ttl_us=TTL_US, why=WHY,
             request=self.request, blend=blend, base=self.base,
             members=tuple(Member(adapter=adapter, weight_ppm=weight) for adapter, weight in members),
             base_weight_ppm=1_000_000 - sum(weight for _, weight in members),
-            instances=(INSTANCE,), max_lora_rank=rank,
+            instances=(INSTANCE,), max_lora_rank=rank, residual_max_ppm=residual_max_ppm,
         )  # fmt: skip
         return await self.publish(order, f"blend/{blend}")
 
@@ -423,6 +425,13 @@ async def test_a_blend_that_cannot_be_fails_with_its_reason(desk: Desk) -> None:
     credit, fraud = desk.adapter("credit", seed=1), desk.adapter("fraud", seed=2)
     too_high = await desk.outcome(BlendFailed, await desk.admit((credit, 500_000), (fraud, 500_000), rank=4))
     assert too_high.code == "rank_exceeded"
+    both = ((credit, 500_000), (fraud, 500_000))
+    too_lossy = await desk.outcome(BlendFailed, await desk.admit(*both, rank=4, residual_max_ppm=50_000))
+    assert too_lossy.code == "residual_exceeded"
+    assert "--max-lora-rank 8" in too_lossy.message
+    lossy = await desk.outcome(BlendStored, await desk.admit(*both, rank=4, residual_max_ppm=900_000))
+    assert (lossy.method, lossy.rank) == ("recompress", 4)
+    assert 50_000 < lossy.residual_ppm < 900_000
     desk.adapter("other", seed=3)
     change(desk.root / credit.path)
     changed = await desk.outcome(BlendFailed, await desk.admit((credit, 500_000), (fraud, 500_000)))

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from kite.errors import MissingPath, UsageError
-from kite_upcycle import zoo
+from kite.testing import zoo
 from kite_upcycle.reader import digest
 from kite_upcycle.store import (
     IncompleteVersion,

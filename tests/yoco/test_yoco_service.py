@@ -23,7 +23,7 @@ from kite.engine import Engine
 from kite.events import Origin, compose, new_id
 from kite.launch import command
 from kite.proof import Proven, prove_first
-from kite.testing import adapters
+from kite.testing import adapters, zoo
 from kite.testing.bus import FACTS_BYTES, nats
 from kite.testing.engine import tiny_spec
 from kite.testing.eventually import eventually
@@ -385,7 +385,7 @@ async def test_an_engine_that_is_killed_is_reported(yoco: Yoco, tiny_base: Path,
 
 async def test_an_effect_that_is_gone_quarantines_the_instance(yoco: Yoco, tiny_base: Path) -> None:
     resident = await recorded(yoco, tiny_base, (await ready(yoco, start_order(tiny_base))).endpoint)
-    adapters.defective(yoco.adapter_root / "risk", yoco.adapter_root / "hollow", "wrong_prefix")
+    zoo.defective(yoco.adapter_root / "risk", yoco.adapter_root / "hollow", "wrong_prefix")
     await asleep(yoco)
     failed = await yoco.desk.carry_out(wake_order(resident.model_copy(update={"path": "hollow"})))
     assert isinstance(failed, OrderFailed)

@@ -82,13 +82,13 @@ def _reason(error: OSError | ValueError) -> str:
 def open_file(folder: int, name: str, max_bytes: int) -> FileIO | Violation:
     """Open a plain file of at most `max_bytes` in an open folder, or say why not."""
     try:
-        file = FileIO(os.open(name, _FILE, dir_fd=folder))
+        opened = os.open(name, _FILE, dir_fd=folder)
     except OSError as error:
         return _why_closed(name, folder, error)
-    status = os.fstat(file.fileno())
+    status = os.fstat(opened)
     if stat.S_ISREG(status.st_mode) and status.st_size <= max_bytes:
-        return file
-    file.close()
+        return FileIO(opened)  # only now: it refuses a folder, and leaves the descriptor open
+    os.close(opened)
     if stat.S_ISREG(status.st_mode):
         return violation(Code.FILE_SIZE, name, expected=f"at most {max_bytes} bytes", found=f"{status.st_size} bytes")
     return violation(Code.NOT_A_FILE, name, expected="a plain file", found=stat.filemode(status.st_mode))
@@ -108,7 +108,16 @@ def size_of(file: FileIO) -> int:
     return os.fstat(file.fileno()).st_size
 
 
-def read_at(file: FileIO, start: int, into: bytearray) -> int:
+def state_of(file: FileIO) -> tuple[int, int]:
+    """Return size in bytes and time of the last change in ns: both as before, and nobody has written meanwhile.
+
+    The time is the inode's, which its owner cannot set back; it is as fine as the kernel's clock tick.
+    """
+    status = os.fstat(file.fileno())
+    return status.st_size, status.st_ctime_ns
+
+
+def read_at(file: FileIO, start: int, into: bytearray | memoryview) -> int:
     """Fill a buffer from byte `start` on; return the bytes read, which are fewer only where the file ends."""
     view, done = memoryview(into), 0
     file.seek(start)

@@ -21,6 +21,7 @@ MAX_WILDCARDS = 8
 ALL_LINEAR = "all-linear"
 _SAFE_PATTERN = re.compile(r"[A-Za-z0-9_.\-\\^$|()\[\]*+?]+")
 _REPEATED_GROUP = re.compile(r"\)[*+?]|\(\?")
+_NESTED_SET = re.compile(r"\[[^\]]*(\[|--|\|\|)")  # `re` warns that it may read these in another way one day
 _WILDCARD = re.compile(r"(?<!\\)[*+?]")
 
 # Used here.
@@ -35,7 +36,7 @@ _INERT = frozenset({
     "ensure_weight_tying", "runtime_config",
 })  # fmt: skip
 # Change what the tensors mean.
-_UNSUPPORTED = frozenset({
+UNSUPPORTED = frozenset({
     "use_dora", "lora_bias", "modules_to_save", "layer_replication", "alora_invocation_tokens",
     "trainable_token_indices", "target_parameters", "fan_in_fan_out", "megatron_config", "loftq_config",
     "corda_config", "lora_ga_config", "velora_config", "monteclora_config", "arrow_config", "use_bdlora",
@@ -100,7 +101,8 @@ def _malformed(config: Mapping[str, JSON]) -> Iterator[Violation]:
 
 
 def _is_rank(value: JSON) -> bool:
-    return type(value) is int and 1 <= value <= MAX_RANK
+    """Say whether it is a rank; 16.0 is one, as some writers of JSON know only one kind of number."""
+    return type(value) in (int, float) and 1 <= float(str(value)) <= MAX_RANK and float(str(value)).is_integer()
 
 
 def _is_alpha(value: JSON) -> bool:
@@ -126,6 +128,8 @@ def _are_safe(patterns: list[str]) -> bool:
 def _is_safe(pattern: str) -> bool:
     if len(pattern) > MAX_PATTERN_CHARS or not _SAFE_PATTERN.fullmatch(pattern) or _REPEATED_GROUP.search(pattern):
         return False
+    if _NESTED_SET.search(pattern):
+        return False
     try:
         re.compile(pattern)
     except re.error:
@@ -145,7 +149,7 @@ def _refused(config: Mapping[str, JSON]) -> Iterator[Violation]:
             config, "init_lora_weights", expected="one that leaves the base alone", code=Code.UNSUPPORTED_FIELD
         )
     for name, value in config.items():
-        if value and name in _UNSUPPORTED:
+        if value and name in UNSUPPORTED:
             yield _field(config, name, expected="absent or false", code=Code.UNSUPPORTED_FIELD)
         elif value and name not in _READ | _INERT:
             yield _field(config, name, expected="a field of PEFT's LoraConfig", code=Code.UNKNOWN_FIELD)

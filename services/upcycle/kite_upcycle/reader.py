@@ -32,12 +32,21 @@ _BOUNDS = {CONFIG_NAME: MAX_CONFIG_BYTES, TENSORS_NAME: MAX_TENSORS_BYTES, MANIF
 
 @dataclass(frozen=True)
 class Tensors:
-    """An open safetensors file. `sound` is false when header and file disagree: then nothing may be loaded."""
+    """An open safetensors file. `sound` is false when header and file disagree: then nothing may be loaded.
+
+    `state` is the file's when it was opened (`files.state_of`).
+    """
 
     file: FileIO
     entries: Mapping[str, Entry]
     data_start: int
+    metadata: Mapping[str, str]
     sound: bool
+    state: tuple[int, int]
+
+    def changed(self) -> list[Violation]:
+        """Say whether the file was written to since it was opened: what was read is then not what was hashed."""
+        return _changed(self.file, TENSORS_NAME, self.state)
 
     def load(self, name: str) -> "torch.Tensor":
         """Read one tensor in its shape and dtype (one of `SUPPORTED_DTYPES`); raises EOFError if the file shrank."""
@@ -112,11 +121,15 @@ def digest(path: Path, *, root: Path | None = None) -> str:
 def examine(path: Path, *, root: Path | None = None) -> Findings:
     """Read what can be read of an adapter folder and collect every violation; bad content never raises."""
     with _opened(path, root) as (opened, violations):
+        before = {name: files.state_of(file) for name, file in opened.items()}
         complete = CONFIG_NAME in opened and TENSORS_NAME in opened
         config, wrong = _read_config(opened[CONFIG_NAME]) if CONFIG_NAME in opened else (None, [])
         violations.extend(wrong)
         address = files.frame(opened.items()) if complete else None
-        tensors, wrong = _read_header(opened.pop(TENSORS_NAME)) if TENSORS_NAME in opened else (None, [])
+        violations.extend(found for name, file in opened.items() for found in _changed(file, name, before[name]))
+        tensors, wrong = (
+            _read_header(opened.pop(TENSORS_NAME), before[TENSORS_NAME]) if TENSORS_NAME in opened else (None, [])
+        )
         violations.extend(wrong)
         return Findings(config, tensors, address, tuple(violations))
 
@@ -153,6 +166,13 @@ def _open_all(folder: int, opened: dict[str, FileIO]) -> Iterator[Violation]:
             opened[name] = file
 
 
+def _changed(file: FileIO, name: str, before: tuple[int, int]) -> list[Violation]:
+    if files.state_of(file) == before:
+        return []
+    found = f"a change while it was read, {before[0]} to {files.size_of(file)} bytes"
+    return [violation(Code.FILE_CHANGED, name, expected="a file at rest", found=found)]
+
+
 def _read_config(file: FileIO) -> tuple[dict[str, strict.JSON] | None, list[Violation]]:
     raw = bytearray(files.size_of(file))
     files.read_at(file, 0, raw)
@@ -162,12 +182,13 @@ def _read_config(file: FileIO) -> tuple[dict[str, strict.JSON] | None, list[Viol
         return None, [violation(Code.CONFIG_JSON, CONFIG_NAME, expected="strict JSON object", found=str(error))]
 
 
-def _read_header(file: FileIO) -> tuple[Tensors | None, list[Violation]]:
+def _read_header(file: FileIO, state: tuple[int, int]) -> tuple[Tensors | None, list[Violation]]:
     found, violations = read_header(file)
     if found is None:
         file.close()
         return None, violations
-    return Tensors(file, found.entries, found.data_start, sound=not violations), violations
+    tensors = Tensors(file, found.entries, found.data_start, found.metadata, sound=not violations, state=state)
+    return tensors, violations
 
 
 def read_header(file: FileIO) -> tuple[header.Header | None, list[Violation]]:

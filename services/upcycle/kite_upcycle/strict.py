@@ -1,4 +1,4 @@
-"""JSON without its traps: duplicate keys, NaN and infinities, other encodings, and depth bombs are errors."""
+"""JSON without its traps: duplicate keys, NaN and infinities, other encodings, half characters, depth bombs."""
 
 import json
 import math
@@ -14,10 +14,10 @@ def parse(raw: bytes) -> JSON:
     """
     try:
         text = raw.decode("utf-8")
-        return cast(
-            "JSON",
-            json.loads(text, object_pairs_hook=_unique, parse_constant=_constant, parse_float=_finite),
-        )
+        parsed = json.loads(text, object_pairs_hook=_unique, parse_constant=_constant, parse_float=_finite)
+        if b"\\u" in raw:
+            json.dumps(parsed, ensure_ascii=False).encode()  # half a surrogate pair is no text: this raises ValueError
+        return cast("JSON", parsed)
     except RecursionError:
         msg = "nested too deeply"
         raise ValueError(msg) from None

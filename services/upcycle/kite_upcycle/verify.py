@@ -15,11 +15,12 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from kite_upcycle import lora
+from kite_upcycle import lora, stamp
 from kite_upcycle.base import VOCABULARY_LEAVES, Base
 from kite_upcycle.header import Entry
 from kite_upcycle.lora import Lora
 from kite_upcycle.reader import SUPPORTED_DTYPES, TENSORS_NAME, Findings, Tensors, examine, one_thread
+from kite_upcycle.stamp import Demand, Stamp, Verdict
 from kite_upcycle.violations import Code, Violation, bounded, clip, layer_number, violation
 
 PPM = 1_000_000
@@ -38,7 +39,10 @@ class Limits:
 
 @dataclass(frozen=True)
 class Report:
-    """The outcome. `digest` is None when the files could not be hashed; `rank` is the highest of any module."""
+    """The outcome. `digest` is None when the files could not be hashed; `rank` is the highest of any module.
+
+    `stamp` is None when there is none, none that can be read, or none that was asked for.
+    """
 
     violations: tuple[Violation, ...]
     notes: tuple[str, ...]
@@ -47,6 +51,7 @@ class Report:
     share_ppm: int
     rank: int
     modules: int
+    stamp: Stamp | None = None
 
     @property
     def accepted(self) -> bool:
@@ -68,14 +73,22 @@ class Pair:
         return tuple(entry for entry in (self.a, self.b) if entry is not None)
 
 
-def verify(adapter_path: Path, base: Base | Path, limits: Limits, *, root: Path | None = None) -> Report:
+def verify(
+    adapter_path: Path,
+    base: Base | Path,
+    limits: Limits,
+    *,
+    root: Path | None = None,
+    demand: Demand | None = Demand(),  # noqa: B008 - immutable
+) -> Report:
     """Check an adapter folder against a base and limits; `root` as in `reader.read`.
 
-    Bad adapters never raise. Raises MissingPath or UnreadableBase when `base` is a path and not a base.
+    `demand` says what is asked of its stamp; None leaves the stamp aside. Bad adapters never raise. Raises MissingPath
+    or UnreadableBase when `base` is a path and not a base.
     """
     known = base if isinstance(base, Base) else Base.load(base)
     with one_thread(), examine(adapter_path, root=root) as findings:
-        return _report(findings, known, limits)
+        return _report(findings, known, limits, demand)
 
 
 def share_ppm(parameters: int, base: Base) -> int:
@@ -83,7 +96,7 @@ def share_ppm(parameters: int, base: Base) -> int:
     return -(-parameters * PPM // base.parameters)
 
 
-def _report(findings: Findings, base: Base, limits: Limits) -> Report:
+def _report(findings: Findings, base: Base, limits: Limits, demand: Demand | None) -> Report:
     settings, violations = (None, []) if findings.config is None else lora.parse(findings.config)
     tensors = findings.tensors
     entries: Mapping[str, Entry] = {} if tensors is None else tensors.entries
@@ -93,19 +106,28 @@ def _report(findings: Findings, base: Base, limits: Limits) -> Report:
     if settings is not None and entries:
         violations += _check_targets(settings, entries, pairs, base)
     if tensors is not None and tensors.sound:
-        violations += _check_contents(tensors, pairs)
+        violations += [*_check_contents(tensors, pairs), *tensors.changed()]
+    stamped = _check_stamp(tensors, base, demand)
+    violations += stamped.violations
     rank = _highest_rank(settings, pairs)
     parameters = sum(entry.elements for entry in entries.values())
     violations += _check_limits(rank, parameters, base, limits)
     return Report(
         violations=bounded(violations),
-        notes=tuple(_notes(findings, base)),
+        notes=(*_notes(findings, base), *stamped.notes),
         digest=findings.digest,
         parameters=parameters,
         share_ppm=share_ppm(parameters, base),
         rank=rank,
         modules=len(pairs),
+        stamp=stamped.stamp,
     )
+
+
+def _check_stamp(tensors: Tensors | None, base: Base, demand: Demand | None) -> Verdict:
+    if tensors is None or demand is None:
+        return Verdict(None, (), ())
+    return stamp.check(tensors.metadata, base, demand)
 
 
 def resolve(entries: Mapping[str, Entry], base: Base) -> tuple[list[Pair], list[Violation]]:
@@ -234,7 +256,10 @@ def _extremes(tensors: Tensors, entry: Entry) -> tuple[float, float]:
     """Return the lowest and highest element; both are NaN if any is. One pass over the bytes."""
     if entry.elements == 0:
         return 1.0, 1.0  # its shape is a violation already
-    lowest, highest = tensors.load(entry.name).aminmax()
+    try:
+        lowest, highest = tensors.load(entry.name).aminmax()
+    except EOFError:
+        return 1.0, 1.0  # so is this: the file has changed
     return float(lowest), float(highest)
 
 

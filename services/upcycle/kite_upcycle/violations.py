@@ -20,6 +20,7 @@ class Code(StrEnum):
     MISSING_FILE = "missing_file"
     NOT_A_FILE = "not_a_file"
     FILE_SIZE = "file_size"
+    FILE_CHANGED = "file_changed"
     PICKLE_FILE = "pickle_file"
     # Safetensors header against file
     HEADER_SIZE = "header_size"
@@ -29,6 +30,14 @@ class Code(StrEnum):
     TENSOR_OVERLAP = "tensor_overlap"
     TENSOR_GAP = "tensor_gap"
     DATA_SIZE = "data_size"
+    # The stamp in the header's metadata, against the base and how it is served
+    STAMP_MISSING = "stamp_missing"
+    STAMP_VERSION = "stamp_version"
+    STAMP_FIELD = "stamp_field"
+    KV_CACHE_LAYOUT_HASH = "kv_cache_layout_hash"
+    NORM_EPS = "norm_eps"
+    ROPE_THETA = "rope_theta"
+    BASE_IDENTITY = "base_identity"
     # Configuration
     CONFIG_JSON = "config_json"
     CONFIG_FIELD = "config_field"

@@ -1,21 +1,24 @@
-"""Adapters for tests and the demo: random ones that have an effect, and copies of them with one defect each."""
+"""Adapters for tests and the demo: random ones that have an effect. Defective ones are in `kite.testing.zoo`."""
 
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias, cast
 
 from kite.errors import MissingPath, UsageError
 from kite.testing.bases import finished, uniform, write_json, write_tensors
-from kite.testing.llama import PEFT_PREFIX, read_json
+from kite.testing.llama import PEFT_PREFIX
 
 if TYPE_CHECKING:
+    from torch import Generator as Random
     from torch import Tensor
 
 Tensors: TypeAlias = "dict[str, Tensor]"
 Json: TypeAlias = dict[str, object]
 
+CONFIG_NAME = "adapter_config.json"
+TENSORS_NAME = "adapter_model.safetensors"
 TARGETS = ("q_proj", "v_proj", "down_proj")
 
 
@@ -38,20 +41,41 @@ def adapter(
 
     random = torch.Generator().manual_seed(seed)
     tensors: Tensors = {}
-    for module, (rows, columns) in module_shapes(base, targets).items():
-        a = uniform((rank, columns), 1 / math.sqrt(columns), random)
-        b = uniform((rows, rank), scale / math.sqrt(rank), random)
-        tensors |= {f"{PEFT_PREFIX}{module}.lora_A.weight": a.bfloat16()}
-        tensors |= {f"{PEFT_PREFIX}{module}.lora_B.weight": b.bfloat16()}
+    for module, shape in module_shapes(base, targets).items():
+        spreads = 1 / math.sqrt(shape[1]), scale / math.sqrt(rank)
+        drawn = lora_tensors(module, shape, rank, spreads, random)
+        tensors |= {name: tensor.bfloat16() for name, tensor in drawn.items()}
     return write_adapter(path, tensors, adapter_config(rank, alpha, targets))
+
+
+def lora_tensors(
+    module: str, shape: tuple[int, int], rank: int, spreads: tuple[float, float], random: "Random"
+) -> Tensors:
+    """Draw A [rank, in] and B [out, rank] of a module whose weight is `shape` [out, in], by their tensors' names.
+
+    Values are uniform, float32, of mean 0; `spreads` are the standard deviations of A and B.
+    """
+    rows, columns = shape
+    a = uniform((rank, columns), spreads[0], random)
+    b = uniform((rows, rank), spreads[1], random)
+    return {key(module, "A"): a, key(module, "B"): b}
+
+
+def key(module: str, side: str) -> str:
+    """Return the name of a tensor; `side` is A or B.
+
+    >>> key("model.layers.0.mlp.up_proj", "A")
+    'base_model.model.model.layers.0.mlp.up_proj.lora_A.weight'
+    """
+    return f"{PEFT_PREFIX}{module}.lora_{side}.weight"
 
 
 def module_shapes(base: Path, targets: Sequence[str]) -> dict[str, tuple[int, int]]:
     """Return the weight shapes [out, in] of the base's modules whose last name is a target, sorted by name."""
     shapes: dict[str, tuple[int, int]] = {}
     for file in sorted(base.glob("*.safetensors")):
-        for key, shape in sorted(tensor_shapes(file).items()):
-            module = key.removesuffix(".weight")
+        for name, shape in sorted(tensor_shapes(file).items()):
+            module = name.removesuffix(".weight")
             if module.rpartition(".")[2] in targets:
                 shapes[module] = (shape[0], shape[1])
     if not shapes:
@@ -64,7 +88,7 @@ def tensor_shapes(file: Path) -> dict[str, list[int]]:
     with file.open("rb") as stream:
         length = int.from_bytes(stream.read(8), "little")
         header = cast("dict[str, dict[str, list[int]]]", json.loads(stream.read(length)))
-    return {key: entry["shape"] for key, entry in header.items() if key != "__metadata__"}
+    return {name: entry["shape"] for name, entry in header.items() if name != "__metadata__"}
 
 
 def adapter_config(rank: int, alpha: int, targets: Sequence[str]) -> Json:
@@ -92,80 +116,6 @@ def write_adapter(path: Path, tensors: Tensors, config: Json) -> Path:
     if path.exists():
         raise UsageError(f"{path} exists", hint="name a new folder")
     with finished(path) as folder:
-        write_tensors(folder / "adapter_model.safetensors", tensors)
-        write_json(folder / "adapter_config.json", config)
+        write_tensors(folder / TENSORS_NAME, tensors)
+        write_json(folder / CONFIG_NAME, config)
     return path
-
-
-def defective(good: Path, out: Path, kind: str) -> Path:
-    """Write a copy of a good adapter with one defect of the given kind to a new folder. Raises UsageError.
-
-    Kinds are the keys of `DEFECTS`. vLLM loads most of them with 200 OK.
-    """
-    from safetensors.torch import load
-
-    if kind not in DEFECTS:
-        raise UsageError(f"no defect is called {kind!r}", hint=f"one of {', '.join(DEFECTS)}")
-    tensors = load((good / "adapter_model.safetensors").read_bytes())
-    return write_adapter(out, *DEFECTS[kind](tensors, dict(read_json(good / "adapter_config.json"))))
-
-
-def nan(tensors: Tensors, config: Json) -> tuple[Tensors, Json]:
-    """One number of one tensor is not a number."""
-    key = min(key for key in tensors if key.endswith(".lora_B.weight"))
-    broken = tensors[key].clone()
-    broken[0, 0] = math.nan
-    return {**tensors, key: broken}, config
-
-
-def wrong_prefix(tensors: Tensors, config: Json) -> tuple[Tensors, Json]:
-    """Every tensor names a module that the base does not have: the base is served under the adapter's name."""
-    wrong = f"{PEFT_PREFIX}model.decoder.layers."
-    return {key.replace(f"{PEFT_PREFIX}model.layers.", wrong): tensor for key, tensor in tensors.items()}, config
-
-
-def rank_lies(tensors: Tensors, config: Json) -> tuple[Tensors, Json]:
-    """The configuration says twice the rank of the tensors: the change is served at half its strength."""
-    return tensors, {**config, "r": 2 * cast("int", config["r"])}
-
-
-def dora(tensors: Tensors, config: Json) -> tuple[Tensors, Json]:
-    """It is a DoRA adapter, with a magnitude for each output."""
-    import torch
-
-    magnitudes = {
-        key.replace(".lora_B.weight", ".lora_magnitude_vector"): torch.ones(tensor.shape[0], dtype=tensor.dtype)
-        for key, tensor in tensors.items()
-        if key.endswith(".lora_B.weight")
-    }
-    return {**tensors, **magnitudes}, {**config, "use_dora": True}
-
-
-def wrong_base(tensors: Tensors, config: Json) -> tuple[Tensors, Json]:
-    """It was made for a sibling of the base that has twice the query heads."""
-    return {
-        key: tensor.repeat(2, 1) if key.endswith(".q_proj.lora_B.weight") else tensor for key, tensor in tensors.items()
-    }, config
-
-
-def int8(tensors: Tensors, config: Json) -> tuple[Tensors, Json]:
-    """Its numbers were rounded to 8-bit integers without a scale."""
-    import torch
-
-    return {key: (tensor * 64).round().clamp(-127, 127).to(torch.int8) for key, tensor in tensors.items()}, config
-
-
-def too_large(tensors: Tensors, config: Json) -> tuple[Tensors, Json]:
-    """Four times the rank for the same change: from rank 4 on the default targets that is over 0.8 % of our bases."""
-    factor = 4
-    larger = {
-        key: tensor.repeat(factor, 1) if ".lora_A." in key else tensor.repeat(1, factor) / factor
-        for key, tensor in tensors.items()
-    }
-    sizes = {"r": factor * cast("int", config["r"]), "lora_alpha": factor * cast("int", config["lora_alpha"])}
-    return larger, {**config, **sizes}
-
-
-DEFECTS: Mapping[str, Callable[[Tensors, Json], tuple[Tensors, Json]]] = {
-    defect.__name__: defect for defect in (nan, wrong_prefix, rank_lies, dora, wrong_base, int8, too_large)
-}

@@ -29,7 +29,7 @@ from kite.engine import (
 )
 from kite.engine.process import members
 from kite.engine.reading import TOP_MAX
-from kite.testing import adapters
+from kite.testing import adapters, zoo
 from kite.testing.eventually import eventually
 from kite.testing.llama import Llama
 from kite.testing.otlp import Receiver
@@ -92,9 +92,9 @@ def make_adapters(folder: Path, base: Path) -> Adapters:
         good=good,
         other=adapters.adapter(folder / "other", base, rank=8, seed=2),
         wide=adapters.adapter(folder / "wide", base, rank=32, seed=3),
-        matchless=adapters.defective(good, folder / "matchless", "wrong_prefix"),
-        nan=adapters.defective(good, folder / "nan", "nan"),
-        dora=adapters.defective(good, folder / "dora", "dora"),
+        matchless=zoo.defective(good, folder / "matchless", "wrong_prefix"),
+        nan=zoo.defective(good, folder / "nan", "nan"),
+        dora=zoo.defective(good, folder / "dora", "dora"),
     )
 
 

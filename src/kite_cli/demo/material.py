@@ -9,7 +9,7 @@ from typing import Literal
 
 from kite import probes
 from kite.errors import Fault, KiteError, MissingPath
-from kite.testing import adapters, bases
+from kite.testing import adapters, bases, zoo
 from kite_cli.place import FLEET_FILE
 
 BaseKind = Literal["smollm2", "tiny"]
@@ -65,9 +65,7 @@ def prepare(kind: BaseKind, examples: Path, target: Path) -> Material:
         base = bases.smollm2(bases.cache())
         good = {name: _committed(examples / name) for name in (ANCHOR, SECOND)}
         prompts = [prompt for name in good for prompt in _prompts(examples / f"{name}.jsonl")]
-    bad = {
-        kind: adapters.defective(good[SECOND], target / f"defective-{kind.replace('_', '-')}", kind) for kind in DEFECTS
-    }
+    bad = {kind: zoo.defective(good[SECOND], target / f"defective-{kind.replace('_', '-')}", kind) for kind in DEFECTS}
     return Material(base, good, bad, prompts)
 
 
