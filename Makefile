@@ -24,8 +24,8 @@ demo: $(if $(filter fake,$(ENGINE)),venv-fake,venv)  ## the whole job on real pa
 test: venv $(VENV)/.asyncapi-$(ASYNCAPI).stamp check  ## everything that CI runs
 	$(VENV)/bin/python -m pytest
 
-bench: venv-fake  ## what it costs (5 min): docs/benchmarks.md
-	for name in decide ledger telemetry; do $(VENV)/bin/python benchmarks/$$name.py || exit 1; done
+bench: venv-fake  ## what it costs (7 min): docs/benchmarks.md
+	for name in decide ledger telemetry blend verify; do $(VENV)/bin/python benchmarks/$$name.py || exit 1; done
 
 faults: venv-fake  ## more runs of processes that are killed; SEEDS=1000 as many, SEEDS=7-7 that one
 	$(VENV)/bin/python -m pytest tests/simulation/test_faults.py --fault-seeds $(SEEDS)

@@ -46,6 +46,7 @@ class UpcyclePolicy(Model):
     weight_min_ppm: Ppm = Field(description="a member below it leaves the blend")
     params_share_max_ppm: Ppm = Field(description="parameters that one injection brings, share of the base")
     weight_decay_pressure_ppm: Ppm | None = Field(default=None, description="the same factor under pressure")
+    residual_max_ppm: Ppm | None = Field(default=None, description="what a blend may lose when it is recompressed")
 
 
 class YocoPolicy(Model):

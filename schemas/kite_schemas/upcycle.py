@@ -25,6 +25,8 @@ from kite_schemas.why import Decision, Fact, Order, Outcome, Request
 MEMBERS_MAX = 16
 VIOLATIONS_MAX = 64
 INSTANCES_MAX = 256
+CONCATENATE, RECOMPRESS = "concatenate", "recompress"
+"""How the members of a blend become one adapter."""
 
 
 class AdapterRef(Model):
@@ -147,6 +149,9 @@ class InjectionAdmitted(Order):
     base_weight_ppm: Ppm
     instances: tuple[Name, ...] = Field(min_length=1, max_length=INSTANCES_MAX)
     max_lora_rank: Count
+    residual_max_ppm: Ppm | None = Field(
+        default=None, description="what recompressing to that rank may lose; absent: nothing may be lost"
+    )
 
 
 class InjectionDeferred(Decision):
@@ -231,9 +236,9 @@ class BlendStored(Outcome):
     request: EventId
     resident: Resident
     digest: Digest
-    method: Name
+    method: Name = Field(description="concatenate, or recompress to what the servers hold")
     rank: Count
-    residual_ppm: Ppm
+    residual_ppm: Ppm = Field(description="relative Frobenius error of recompressing, over all modules")
     share_ppm: Ratio
     duration_us: Us
 

@@ -25,6 +25,7 @@ ILL = frozenset({Life.FAILED, Life.QUARANTINED})
 
 RULES: dict[str, str] = {
     "upcycle.weight_decay_pressure_ppm": "another weight decay under pressure",
+    "upcycle.residual_max_ppm": "recompression of what needs a higher rank than the servers hold",
     "yoco.reserve_bytes": "the memory bound of starts",
     "yoco.reserve_pressure_ppm": "the reserve under pressure",
     "arbitration.tick_us": "the fast clock",

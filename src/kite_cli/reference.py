@@ -21,6 +21,7 @@ from kite_cli.settings import PlaceSettings
 from kite_schemas.generate import Files, run
 from kite_schemas.model import Model
 from kite_schemas.policy import Policy, flatten
+from kite_upcycle.settings import Settings as UpcycleSettings
 
 COMMANDS = Path("docs/cli.md")
 SETTINGS = Path("docs/settings.md")
@@ -28,6 +29,7 @@ SETTINGS = Path("docs/settings.md")
 READERS: dict[str, type[BaseSettings]] = {
     "the arbitrator": ArbitratorSettings,
     "upcycle, yoco and the guard": NodeSettings,
+    "upcycle": UpcycleSettings,
     "the `kite` command": PlaceSettings,
     "every process": TracingSettings,
 }
@@ -82,7 +84,10 @@ def _environment() -> Iterator[str]:
     readers: dict[tuple[str, str], list[str]] = {}
     for reader, kind in READERS.items():
         prefix = kind.model_config.get("env_prefix", "")
+        told = {name for base in READERS.values() if base in kind.__bases__ for name in base.model_fields}
         for name, field in kind.model_fields.items():
+            if name in told:
+                continue
             readers.setdefault((f"{prefix}{name}".upper(), field.description or ""), []).append(reader)
     for (variable, meaning), names in sorted(readers.items()):
         yield f"| `{variable}` | {', '.join(names)} | {meaning} |"

@@ -23,7 +23,17 @@ from kite_schemas.model import Data
 from kite_schemas.policy import ChangeRejected, ChangeRequested
 from kite_schemas.probes import Registered
 from kite_schemas.telemetry import InstanceWindow, NodeFound, NodeLost, Window
-from kite_schemas.upcycle import AdapterRefused, DecaySet, Frozen, InjectionClosed, InjectionRequested, Unfrozen
+from kite_schemas.upcycle import (
+    RECOMPRESS,
+    AdapterRefused,
+    BlendFailed,
+    BlendStored,
+    DecaySet,
+    Frozen,
+    InjectionClosed,
+    InjectionRequested,
+    Unfrozen,
+)
 from kite_schemas.upcycle import ChannelSampled as UpcycleSampled
 from kite_schemas.why import Decision
 from kite_schemas.yoco import (
@@ -176,6 +186,14 @@ def _upcycle(data: UpcycleSampled) -> str:
     return ", ".join(parts) or "nothing is known"
 
 
+def _stored(data: BlendStored) -> str:
+    """Say at which rank, and what recompressing lost."""
+    how = f"rank {data.rank}"
+    if data.method == RECOMPRESS:
+        how = f"recompressed to {how}, residual {percent(data.residual_ppm)}"
+    return f"blend stored as {data.resident.version} ({how})"
+
+
 def _window(data: Window) -> str:
     """Say what a decision could read in a window: requests in flight and fragmentation, as far as known."""
     worst_ppm = max((d.fragmentation_ppm for d in data.devices if d.fragmentation_ppm is not None), default=None)
@@ -201,6 +219,8 @@ TITLES: dict[type[Data], Callable[[Any], str]] = {  # Any: each function takes t
 }
 DETAILS: dict[type[Data], Callable[[Any], str]] = {  # Any: each function takes the type that stands before it
     InjectionClosed: lambda data: f"{data.outcome}: {data.why.reason}",
+    BlendStored: _stored,
+    BlendFailed: lambda data: f"blend failed: {data.code}: {data.message}",
     AdapterRefused: lambda data: "refused: " + ", ".join(sorted({v.code for v in data.violations})),
     InstanceReady: lambda data: f"{data.instance} ready ({data.path}) after {data.t_first_token_us / 1_000:.0f} ms",
     InstanceChanged: lambda data: f"{data.instance} {data.to_state} ({data.code})",

@@ -133,3 +133,80 @@ def test_anchors_that_fit_to_the_last_part_leave_nothing_for_the_base():
         [member("a", 700_000, anchored=True)], request(weight_ppm=300_000), decay_ppm=DECAY_PPM, min_ppm=MIN_PPM
     )
     assert weights.base_ppm == 0
+
+
+@given(blends(), st.integers(1, PPM), st.integers(0, PPM - 1))
+def test_decay_shrinks_every_free_member_by_its_factor_unless_the_room_is_less(
+    members: list[Member], weight_ppm: int, decay_ppm: int
+):
+    """The order of the design: decay first, to the part; scale down only when that is still more than the room."""
+    try:
+        weights = weigh(members, request(weight_ppm=weight_ppm), decay_ppm=decay_ppm, min_ppm=0)
+    except Refused:
+        return
+    after = by_name(weights.members)
+    decayed = {m.adapter.name: m.weight_ppm * decay_ppm // PPM for m in members if not m.anchored}
+    room = PPM - weight_ppm - sum(m.weight_ppm for m in members if m.anchored)
+    if sum(decayed.values()) <= room:
+        assert {name: after[name] for name in decayed} == decayed
+    else:
+        assert sum(after[name] for name in decayed) == room
+        for name, share in decayed.items():
+            assert abs(after[name] * sum(decayed.values()) - share * room) < sum(decayed.values())
+
+
+@given(blends(), st.integers(1, PPM))
+def test_no_decay_and_enough_room_leave_everyone_alone(members: list[Member], weight_ppm: int):
+    if sum(m.weight_ppm for m in members) + weight_ppm > PPM:
+        return
+    weights = weigh(members, request(weight_ppm=weight_ppm), decay_ppm=PPM, min_ppm=0)
+    assert by_name(weights.members) == {m.adapter.name: m.weight_ppm for m in members} | {"new": weight_ppm}
+
+
+@given(blends(), st.data())
+def test_an_anchor_set_now_holds_now_and_at_the_next_injection(members: list[Member], data: st.DataObject):
+    if not members:
+        return
+    chosen = data.draw(st.sampled_from(members))
+    wanted = request(weight_ppm=MIN_PPM, anchors=(chosen.adapter.name,))
+    locked = sum(m.weight_ppm for m in members if m.anchored or m == chosen)
+    if locked + MIN_PPM > PPM:
+        return
+    weights = weigh(members, wanted, decay_ppm=DECAY_PPM, min_ppm=MIN_PPM)
+    later = weigh(weights.members, request("later", weight_ppm=PPM - locked), decay_ppm=DECAY_PPM, min_ppm=MIN_PPM)
+    assert by_name(weights.members)[chosen.adapter.name] == chosen.weight_ppm
+    assert by_name(later.members)[chosen.adapter.name] == chosen.weight_ppm
+    assert later.base_ppm == 0
+
+
+@given(blends(), st.data())
+def test_a_replacement_changes_nobody_else_more_than_an_injection_would(members: list[Member], data: st.DataObject):
+    """The version is swapped at its weight: the others decay, and nobody is squeezed, for the room is the same."""
+    if not members:
+        return
+    old = data.draw(st.sampled_from(members))
+    weights = weigh(members, request("next", replace=old.adapter.name), decay_ppm=DECAY_PPM, min_ppm=0)
+    after = by_name(weights.members)
+    assert after["next"] == old.weight_ppm
+    assert old.adapter.name not in after
+    for other in members:
+        if other.adapter.name != old.adapter.name:
+            kept = other.weight_ppm if other.anchored else other.weight_ppm * DECAY_PPM // PPM
+            assert after[other.adapter.name] == kept
+
+
+def test_equal_remainders_go_to_the_lowest_digest():
+    members = [member(name, 250_000) for name in ("a", "b", "c")]
+    weights = weigh(members, request(weight_ppm=500_000), decay_ppm=PPM, min_ppm=MIN_PPM)
+    shares = {m.adapter.digest: m.weight_ppm for m in weights.members if m.adapter.name != "new"}
+    assert sorted(shares.values()) == [166_666, 166_667, 166_667]
+    assert shares[max(shares)] == 166_666
+    assert weights.base_ppm == 0
+
+
+def test_who_falls_below_the_minimum_frees_room_for_the_others():
+    members = [member("big", 700_000), member("small", 10_500)]
+    weights = weigh(members, request(weight_ppm=300_000), decay_ppm=DECAY_PPM, min_ppm=MIN_PPM)
+    assert [(m.adapter.name, m.weight_ppm) for m in weights.dropped] == [("small", 9_765)]
+    assert by_name(weights.members) == {"big": 651_000, "new": 300_000}
+    assert weights.base_ppm == 49_000

@@ -1,38 +1,33 @@
-"""Blending by concatenation: one ordinary LoRA adapter whose B·A is exactly Σ wᵢ sᵢ BᵢAᵢ (ADR 0006).
+"""Blending: one ordinary LoRA adapter whose B·A is Σ wᵢ sᵢ BᵢAᵢ (ADR 0006).
 
-Per module, A is the members' A stacked by rows and B the members' wᵢ sᵢ B side by side; ranks add up. Scaling is folded
-into B, `lora_alpha` equals `r`, and modules of lower rank are padded with zeros, so that one rank holds for all.
+Per module, A is the members' A stacked by rows and B the members' wᵢ sᵢ B side by side; ranks add up. What is more than
+the servers hold is recompressed to their rank, exactly, and the blend says what that loses. Scaling is folded into B,
+`lora_alpha` equals `r`, and modules of lower rank are padded with zeros, so that one rank holds for all.
 """
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO, ClassVar
+from typing import ClassVar, Literal
 
 from kite.clock import mono_us
 from kite.errors import Fault, KiteError, UsageError
-from kite_upcycle import header, lora, verify
+from kite_schemas.policy import LORA_RANKS
+from kite_upcycle import factors, lora, verify
 from kite_upcycle.base import Base
-from kite_upcycle.header import DTYPE_BYTES, Entry
-from kite_upcycle.lora import Lora
+from kite_upcycle.factors import Factors, Part, Scratch
 from kite_upcycle.reader import CONFIG_NAME, SUPPORTED_DTYPES, TENSORS_NAME, Adapter, one_thread, read
-from kite_upcycle.store import MAX_MEMBERS, Manifest, MemberRecord
+from kite_upcycle.recompress import Spectrum, recompress, residual, whole
+from kite_upcycle.store import MAX_MEMBERS, Manifest, MemberRecord, Method
 from kite_upcycle.verify import PPM, Pair
+from kite_upcycle.writer import Writer
 
-if TYPE_CHECKING:
-    import torch
-
-METHOD = "concatenate"
-SERVER_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # what vLLM accepts as --max-lora-rank
-# Half precision rounds to 2^-12 of a value (its root mean square over a binade: 2e-4), down to steps of 2^-24 for small
-# ones. In a row whose root mean square is at least 2^-14 those steps (2^-24/√12 each) add 3e-4 at most, so that a
-# product stays within 1e-3; one row below sends the whole blend to single precision.
-_F16_RMS_MIN = 2.0**-14
-_F16_MAX = 65_504.0
-_MAX_SHIFT = 100  # single precision has exponents to 127
+Device = Literal["cpu", "cuda"]
+RESIDUALS_MAX = 1_024  # modules whose residual a manifest lists, the largest first
+_PRECISE_MAX = 2.0**-11  # a module that loses less is stored in single precision: half would add as much again
 
 
 class MemberChanged(KiteError):
@@ -50,19 +45,60 @@ class MemberChanged(KiteError):
 
 
 class RankExceeded(KiteError):
-    """The ranks of the members add up to more than the servers hold."""
+    """The ranks of the members add up to more than the servers hold, and nothing may be lost."""
 
     code: ClassVar[str] = "rank_exceeded"
     fault: ClassVar[Fault] = Fault.OPERATOR
 
     def __init__(self, rank: int, max_lora_rank: int) -> None:
-        enough = next((allowed for allowed in SERVER_RANKS if allowed >= rank), None)
-        larger = "" if enough is None else f"start the servers with --max-lora-rank {enough}, or "
         super().__init__(
-            f"the blend needs rank {rank}, the servers hold {max_lora_rank}", hint=f"{larger}blend fewer members"
+            f"the blend needs rank {rank}, the servers hold {max_lora_rank}",
+            hint=f"{_servers(_allowed(rank))}blend fewer members, or set upcycle.residual_max_ppm: what it may lose",
         )
         self.rank = rank
         self.max_lora_rank = max_lora_rank
+
+
+class ResidualExceeded(KiteError):
+    """Recompressed to the rank that the servers hold, the blend would lose more than it may."""
+
+    code: ClassVar[str] = "residual_exceeded"
+    fault: ClassVar[Fault] = Fault.OPERATOR
+
+    def __init__(self, rank: int, residual_ppm: int, residual_max_ppm: int, enough: int | None) -> None:
+        super().__init__(
+            f"recompressed to rank {rank} the blend loses {_percent(residual_ppm)}, it may lose"
+            f" {_percent(residual_max_ppm)}",
+            hint=f"{_servers(enough)}blend fewer members, or raise upcycle.residual_max_ppm to {residual_ppm}",
+        )
+        self.rank = rank
+        self.residual_ppm = residual_ppm
+        self.residual_max_ppm = residual_max_ppm
+        self.enough = enough
+
+
+class DeviceAbsent(KiteError):
+    """Blending was to run on a device that this process does not see."""
+
+    code: ClassVar[str] = "device_absent"
+    fault: ClassVar[Fault] = Fault.OPERATOR
+
+    def __init__(self, device: str) -> None:
+        super().__init__(f"there is no {device} device here", hint="blend on the CPU, or give the process the device")
+        self.device = device
+
+
+def _percent(ppm: int) -> str:
+    return f"{ppm / 10_000:.2f} %"
+
+
+def _allowed(rank: int) -> int | None:
+    """Return the smallest --max-lora-rank that holds a rank."""
+    return next((allowed for allowed in LORA_RANKS if allowed >= rank), None)
+
+
+def _servers(rank: int | None) -> str:
+    return "" if rank is None else f"start the servers with --max-lora-rank {rank}, "
 
 
 class Unblendable(KiteError):
@@ -83,23 +119,30 @@ class Member:
 
 @dataclass(frozen=True)
 class Blend:
-    """The outcome. `residual_ppm` is what the method loses, rounding apart: nothing. `parameters` includes padding."""
+    """The outcome. `residual_ppm` is what recompressing loses, rounding apart, over all modules: relative Frobenius.
+
+    `residuals` holds it per module, of recompressed ones. `parameters` includes padding.
+    """
 
     members: tuple[Member, ...]
+    method: Method
     rank: int
     residual_ppm: int
     parameters: int
     share_ppm: int
     modules: int
     duration_us: int
+    residuals: Mapping[str, int] = field(default_factory=dict[str, int])
 
     def manifest(self, base_digest: str) -> Manifest:
         """Return the record that the store keeps beside the tensors."""
+        listed = sorted(self.residuals.items(), key=lambda found: (-found[1], found[0]))[:RESIDUALS_MAX]
         return Manifest(
             members=tuple(MemberRecord(digest=member.digest, weight_ppm=member.weight_ppm) for member in self.members),
-            method=METHOD,
+            method=self.method,
             rank=self.rank,
             residual_ppm=self.residual_ppm,
+            residuals=dict(listed),
             parameters=self.parameters,
             base=base_digest,
             tool=f"kite {version('kite-control-plane')}",
@@ -107,69 +150,75 @@ class Blend:
 
 
 @dataclass(frozen=True)
-class Part:
-    """An opened member: where its tensors are, and by how much each module counts."""
-
-    adapter: Adapter
-    settings: Lora
-    pairs: Mapping[str, Pair]
-    weight_ppm: int
-
-    def rank_of(self, module: str) -> int:
-        """Return the rank of a module that this member has."""
-        a = self.pairs[module].a
-        assert a is not None  # noqa: S101 - `_part` refuses single sides; this tells the type checker
-        return a.shape[0]
-
-    def factors(self, module: str) -> "tuple[torch.Tensor, torch.Tensor]":
-        """Load A (rank, in) and w·s·Bᵀ (rank, out) in single precision: each row is one component of the sum."""
-        import torch
-
-        a = self.adapter.tensors.load(_key(module, "A")).float()
-        b = self.adapter.tensors.load(_key(module, "B")).t()
-        rows = b.to(torch.float32, memory_format=torch.contiguous_format)  # reducing over rows is 15 times faster
-        return a, rows.mul(self.weight_ppm / PPM * self.settings.scale_of(module))
-
-
-@dataclass(frozen=True)
 class Plan:
-    """What is written: the modules in order of their paths, each with the same rank."""
+    """What is written: the modules in order of their paths, each with the same rank, which the servers hold."""
 
     parts: tuple[Part, ...]
     modules: tuple[str, ...]
+    full_rank: int
     rank: int
     base: Base
+    device: Device
 
     @property
     def parameters(self) -> int:
         """Number of elements of all tensors, padding included."""
         return self.rank * sum(sum(self.base.modules[module]) for module in self.modules)
 
+    @property
+    def method(self) -> Method:
+        """How the members become one."""
+        return "concatenate" if self.full_rank <= self.rank else "recompress"
+
     def parts_of(self, module: str) -> list[Part]:
         """Return the members that have a module, in their order."""
         return [part for part in self.parts if module in part.pairs]
 
+    def rank_of(self, module: str) -> int:
+        """Return the sum of the ranks of a module: what it needs to be exact."""
+        return sum(part.rank_of(module) for part in self.parts_of(module))
 
-def concatenate(
-    members: Sequence[Member], out_dir: Path, *, base: Base, max_lora_rank: int, root: Path | None = None
+
+def combine(
+    members: Sequence[Member],
+    out_dir: Path,
+    *,
+    base: Base,
+    max_lora_rank: int,
+    residual_max_ppm: int | None = None,
+    root: Path | None = None,
+    device: Device = "cpu",
 ) -> Blend:
     """Blend verified members into an adapter in the existing folder `out_dir`; their order does not matter.
 
-    The same members, weights and base layout give the same bytes. One module is in memory at a time. Raises UsageError
-    for impossible weights, UnreadableAdapter, MemberChanged, RankExceeded, or Unblendable.
+    Concatenated when the ranks sum to `max_lora_rank` at most, else recompressed to it, which may lose
+    `residual_max_ppm` (absent: nothing may be lost). The same members, weights and base layout give the same bytes on
+    the same machine. One module is in memory at a time. Raises UsageError for impossible weights, DeviceAbsent,
+    UnreadableAdapter, MemberChanged, RankExceeded, ResidualExceeded, or Unblendable.
     """
     started_us = mono_us()
     ordered = _ordered(members)
+    _check_device(device)
     with one_thread(), ExitStack() as stack:
         parts = tuple(_part(stack.enter_context(read(member.path, root=root)), member, base) for member in ordered)
-        plan = _plan(parts, base)
-        if plan.rank > max_lora_rank:
-            raise RankExceeded(plan.rank, max_lora_rank)
-        _write(plan, out_dir)
+        plan = _plan(parts, base, max_lora_rank, device)
+        if plan.method == "recompress" and residual_max_ppm is None:
+            raise RankExceeded(plan.full_rank, max_lora_rank)
+        spectra = _write(plan, out_dir)
+        _check_unchanged(plan)
+    lost_ppm = _ppm(residual(spectra.values(), plan.rank))
+    if residual_max_ppm is not None and lost_ppm > residual_max_ppm:
+        raise ResidualExceeded(plan.rank, lost_ppm, residual_max_ppm, _enough(spectra, plan.rank, residual_max_ppm))
     return Blend(
         members=ordered,
+        method=plan.method,
         rank=plan.rank,
-        residual_ppm=0,
+        residual_ppm=lost_ppm,
+        residuals={
+            module: _ppm(residual([spectrum], plan.rank))
+            for module, spectrum in spectra.items()
+            if len(spectrum.energies) > 1
+        },
         parameters=plan.parameters,
         share_ppm=verify.share_ppm(plan.parameters, base),
         modules=len(plan.modules),
@@ -177,10 +226,34 @@ def concatenate(
     )
 
 
-def _plan(parts: tuple[Part, ...], base: Base) -> Plan:
+def _check_unchanged(plan: Plan) -> None:
+    """What was read is what was hashed, unless a file was written to in between."""
+    for part in plan.parts:
+        for found in part.adapter.tensors.changed():
+            raise MemberChanged(part.adapter.path, part.adapter.digest, found.found)
+
+
+def _check_device(device: Device) -> None:
+    import torch
+
+    if device == "cuda" and not torch.cuda.is_available():
+        raise DeviceAbsent(device)
+
+
+def _ppm(share: float) -> int:
+    return min(PPM, round(share * PPM))
+
+
+def _enough(spectra: Mapping[str, Spectrum], rank: int, residual_max_ppm: int) -> int | None:
+    """Return the next --max-lora-rank at which the blend would lose no more than it may."""
+    higher = (allowed for allowed in LORA_RANKS if allowed > rank)
+    return next((allowed for allowed in higher if _ppm(residual(spectra.values(), allowed)) <= residual_max_ppm), None)
+
+
+def _plan(parts: tuple[Part, ...], base: Base, max_lora_rank: int, device: Device) -> Plan:
     modules = tuple(sorted({module for part in parts for module in part.pairs}))
     rank = max(sum(part.rank_of(module) for part in parts if module in part.pairs) for module in modules)
-    return Plan(parts, modules, rank, base)
+    return Plan(parts, modules, rank, min(rank, max_lora_rank), base, device)
 
 
 def _ordered(members: Sequence[Member]) -> tuple[Member, ...]:
@@ -218,86 +291,49 @@ def _check_shapes(pair: Pair, base: Base, path: Path) -> None:
     raise Unblendable(f"adapter {path}: {pair.module} does not fit the base", hint="run `kite adapter verify` on it")
 
 
-def _write(plan: Plan, out_dir: Path) -> None:
-    """Write tensors in half precision, or in single precision when their range does not fit; then the configuration."""
-    if not any(_write_tensors(plan, out_dir / TENSORS_NAME, dtype) for dtype in ("F16", "F32")):
-        raise Unblendable("the blend has no finite single-precision form", hint="lower lora_alpha, or train again")
+def _write(plan: Plan, out_dir: Path) -> dict[str, Spectrum]:
+    """Write tensors and configuration; return what every module holds (nothing of it when all is concatenated)."""
+    keys = [factors.key(module, side) for module in plan.modules for side in "AB"]
+    spectra: dict[str, Spectrum] = {}
+    scratch = Scratch()
+    with Writer(out_dir / TENSORS_NAME, keys, plan.parameters) as file:
+        for module in plan.modules:
+            made, spectrum = _module(plan, module, scratch)
+            if spectrum is not None:
+                spectra[module] = spectrum
+            precise = spectrum is not None and made.weights is not None and _is_close(spectrum, plan.rank)
+            stored = factors.store(made, scratch, precise=precise)
+            if stored is None:
+                raise _endless(module)
+            for side, tensor in zip("AB", stored, strict=True):
+                file.write(factors.key(module, side), tensor)
     text = json.dumps(_config(plan), sort_keys=True, indent=2) + "\n"
     (out_dir / CONFIG_NAME).write_text(text, encoding="ascii")
+    return spectra
 
 
-def _write_tensors(plan: Plan, path: Path, dtype: str) -> bool:
-    with path.open("wb") as file:
-        file.write(header.build(list(_entries(plan, dtype))))
-        return all(_write_module(plan, module, file, dtype) for module in plan.modules)
+def _module(plan: Plan, module: str, scratch: Scratch) -> tuple[Factors, Spectrum | None]:
+    """Return the factors of one module at the blend's rank, with their spectrum where something may be lost."""
+    rank = plan.rank_of(module)
+    stacked = factors.stack(plan.parts_of(module), module, plan.base.modules[module], max(rank, plan.rank), scratch)
+    if plan.method == "concatenate":
+        return stacked, None
+    if not factors.is_finite(stacked):
+        raise _endless(module)
+    stacked = stacked.to(plan.device)
+    if rank <= plan.rank:
+        return stacked.to("cpu"), whole(stacked, scratch)
+    made, spectrum = recompress(stacked, plan.rank, scratch)
+    return made.to("cpu"), spectrum
 
 
-def _entries(plan: Plan, dtype: str) -> Iterator[Entry]:
-    start = 0
-    for module in plan.modules:
-        out_features, in_features = plan.base.modules[module]
-        for side, shape in (("A", (plan.rank, in_features)), ("B", (out_features, plan.rank))):
-            stop = start + shape[0] * shape[1] * DTYPE_BYTES[dtype]
-            yield Entry(_key(module, side), dtype, shape, start, stop)
-            start = stop
+def _endless(module: str) -> Unblendable:
+    return Unblendable(f"{module} has no finite single-precision form", hint="lower lora_alpha, or train again")
 
 
-def _key(module: str, side: str) -> str:
-    return f"base_model.model.{module}.lora_{side}.weight"
-
-
-def _write_module(plan: Plan, module: str, file: BinaryIO, dtype: str) -> bool:
-    """Write A and B of one module; false when `dtype` cannot hold them."""
-    import torch
-
-    out_features, in_features = plan.base.modules[module]
-    stored = torch.float16 if dtype == "F16" else torch.float32
-    # Plain buffers seen as tensors: torch fills them and the file takes them, without numpy and without a copy.
-    raw_a = bytearray(plan.rank * in_features * DTYPE_BYTES[dtype])
-    raw_b = bytearray(out_features * plan.rank * DTYPE_BYTES[dtype])
-    stacked_a = torch.frombuffer(raw_a, dtype=stored).reshape(plan.rank, in_features)
-    stacked_b = torch.frombuffer(raw_b, dtype=stored).reshape(out_features, plan.rank)
-    at = 0
-    for part in plan.parts_of(module):
-        a, b = _balance(*part.factors(module))
-        if not (_fits(a, dtype) and _fits(b, dtype)):
-            return False
-        stacked_a[at : at + a.shape[0]] = a
-        stacked_b[:, at : at + a.shape[0]] = b.t()
-        at += a.shape[0]
-    file.write(raw_a)
-    file.write(raw_b)
-    return True
-
-
-def _balance(a: "torch.Tensor", b: "torch.Tensor") -> "tuple[torch.Tensor, torch.Tensor]":
-    """Move powers of two between each row of A and of Bᵀ until both have the same magnitude.
-
-    Exact, and their product is unchanged: it brings both into the range where half precision is fine.
-    """
-    import torch
-
-    height_a, height_b = a.abs().amax(dim=1), b.abs().amax(dim=1)
-    shift = torch.div(torch.frexp(height_a).exponent - torch.frexp(height_b).exponent, 2, rounding_mode="floor")
-    shift = torch.where((height_a > 0) & (height_b > 0), shift, 0).clamp(-_MAX_SHIFT, _MAX_SHIFT)
-    return a * _power_of_two(-shift).unsqueeze(1), b * _power_of_two(shift).unsqueeze(1)
-
-
-def _power_of_two(exponent: "torch.Tensor") -> "torch.Tensor":
-    """Return 2^exponent in single precision, built from its bits: `exp2` and `pow` may be off by the last one."""
-    import torch
-
-    return ((exponent.to(torch.int32) + 127) << 23).view(torch.float32)
-
-
-def _fits(rows: "torch.Tensor", dtype: str) -> bool:
-    """Say whether a dtype holds every row without more than its ordinary rounding."""
-    height = rows.abs().amax(dim=1)
-    if dtype == "F32":
-        return bool(height.isfinite().all())
-    rms = rows.square().mean(dim=1).sqrt()
-    fine = (height <= _F16_MAX) & ((rms >= _F16_RMS_MIN) | (height == 0))
-    return bool(fine.all())
+def _is_close(spectrum: Spectrum, rank: int) -> bool:
+    """Say whether a module loses so little that rounding to half precision would be seen beside it."""
+    return spectrum.total > 0 and residual([spectrum], rank) < _PRECISE_MAX
 
 
 def _config(plan: Plan) -> dict[str, object]:

@@ -43,7 +43,7 @@ from kite_schemas.upcycle import (
 from kite_schemas.why import Order
 from kite_upcycle import channel, core
 from kite_upcycle.base import Base, UnreadableBase
-from kite_upcycle.blend import concatenate
+from kite_upcycle.blend import Device, combine
 from kite_upcycle.channel import Channel
 from kite_upcycle.engines import Engines
 from kite_upcycle.settings import Settings
@@ -151,6 +151,7 @@ class Upcycle:
     def __init__(self, settings: Settings, engines: Engines, probe_set: Probes, watched: Channel) -> None:
         self._root = settings.adapters
         self._store = settings.store
+        self._device: Device = settings.device
         self._engines = engines
         self._channel = watched
         self._probes = probe_set
@@ -230,8 +231,15 @@ class Upcycle:
 
     def _put(self, order: InjectionAdmitted, base: Base) -> Version:
         def build(folder: Path) -> Manifest:
-            members = core.members(order)
-            made = concatenate(members, folder, base=base, max_lora_rank=order.max_lora_rank, root=self._root)
+            made = combine(
+                core.members(order),
+                folder,
+                base=base,
+                max_lora_rank=order.max_lora_rank,
+                residual_max_ppm=order.residual_max_ppm,
+                root=self._root,
+                device=self._device,
+            )
             return made.manifest(order.base.digest)
 
         return self._with_store(lambda store: store.put(build))

@@ -1,13 +1,18 @@
 """What upcycle has to be told."""
 
 from pathlib import Path
+from typing import Literal
+
+from pydantic import Field
 
 from kite.settings import NodeSettings
 from kite_upcycle import core
 
 
 class Settings(NodeSettings):
-    """Settings of one upcycle: those of every service of a node, and no others yet."""
+    """Settings of one upcycle."""
+
+    device: Literal["cpu", "cuda"] = Field(default="cpu", description="where blends are recompressed: cpu or cuda")
 
     @property
     def store(self) -> Path:

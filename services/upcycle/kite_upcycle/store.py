@@ -24,6 +24,7 @@ from kite_upcycle.violations import UnreadableAdapter
 MANIFEST_VERSION = 1
 SHORT_DIGEST_CHARS = 12
 MAX_MEMBERS = 64
+Method = Literal["concatenate", "recompress"]
 FOLDER_MODE = 0o755  # vLLM may run as another user
 FILE_MODE = 0o444
 _DIGEST = re.compile(r"[0-9a-f]{64}")
@@ -85,9 +86,10 @@ class Manifest(BaseModel):
 
     version: Literal[1] = MANIFEST_VERSION
     members: tuple[MemberRecord, ...] = Field(min_length=1, max_length=MAX_MEMBERS)
-    method: Literal["concatenate"]
+    method: Method
     rank: int = Field(ge=1)
     residual_ppm: int = Field(ge=0)
+    residuals: dict[str, int] = Field(default={}, description="of the modules that were recompressed, the worst first")
     parameters: int = Field(ge=1)
     base: str = Field(pattern=r"^[0-9a-f]{64}$")
     tool: str

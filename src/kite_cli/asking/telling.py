@@ -12,10 +12,8 @@ from kite_schemas.policy import PolicySet
 from kite_schemas.proof import EffectMissing, EffectProven
 from kite_schemas.upcycle import (
     AdapterVerified,
-    BlendFailed,
     BlendLoaded,
     BlendPromoted,
-    BlendStored,
     Frozen,
     InjectionAdmitted,
     InjectionDeferred,
@@ -71,8 +69,6 @@ TOLD: dict[type[Data], Callable[[Any], str]] = {  # Any: each function takes the
     Frozen: lambda data: f"admissions frozen until {moment(data.until_us)}: instances disagree on {data.blend}",
     Unfrozen: lambda data: f"admissions go on after {duration(data.lasted_us)}: {data.why.reason}",
     InjectionRejected: lambda data: f"rejected: {data.detail}",
-    BlendStored: lambda data: f"blend stored as {data.resident.version} (rank {data.rank})",
-    BlendFailed: lambda data: f"blend failed: {data.code}: {data.message}",
     LoadOrdered: lambda data: f"loading {data.resident.version} into {data.instance}",
     BlendLoaded: lambda data: f"loaded into {data.instance} in {duration(data.duration_us)}",
     LoadFailed: lambda data: f"{data.instance} did not load it: {data.code}: {data.message}",

@@ -156,6 +156,7 @@ def _admit(state: State, row: Row, injection: Injection, weights: Weights) -> It
             base_weight_ppm=weights.base_ppm,
             instances=tuple(i.id for i in targets),
             max_lora_rank=pool.spec.max_lora_rank,
+            residual_max_ppm=current(state).upcycle.residual_max_ppm,
             why=_admission(state, row, injection, weights, found),
         ),
     )
