@@ -47,6 +47,7 @@ class UpcyclePolicy(Model):
     params_share_max_ppm: Ppm = Field(description="parameters that one injection brings, share of the base")
     weight_decay_pressure_ppm: Ppm | None = Field(default=None, description="the same factor under pressure")
     residual_max_ppm: Ppm | None = Field(default=None, description="what a blend may lose when it is recompressed")
+    blend_share_max_ppm: Ppm | None = Field(default=None, description="parameters of a whole blend, share of the base")
 
 
 class YocoPolicy(Model):

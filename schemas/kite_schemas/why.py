@@ -24,6 +24,7 @@ class Reason(StrEnum):
     BLEND_BUSY = "blend_busy"
     BLEND_FAILED = "blend_failed"
     BLEND_OF_OTHER_BASE = "blend_of_other_base"
+    BLEND_TOO_LARGE = "blend_too_large"
     CALM = "calm"
     CHANNEL_YOCO = "channel_yoco"
     DEGRADED = "degraded"

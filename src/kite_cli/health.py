@@ -26,6 +26,7 @@ ILL = frozenset({Life.FAILED, Life.QUARANTINED})
 RULES: dict[str, str] = {
     "upcycle.weight_decay_pressure_ppm": "another weight decay under pressure",
     "upcycle.residual_max_ppm": "recompression of what needs a higher rank than the servers hold",
+    "upcycle.blend_share_max_ppm": "refusal of blends that are too large a share of their base",
     "yoco.reserve_bytes": "the memory bound of starts",
     "yoco.reserve_pressure_ppm": "the reserve under pressure",
     "arbitration.tick_us": "the fast clock",

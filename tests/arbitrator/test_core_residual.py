@@ -1,8 +1,18 @@
-"""What a blend may lose: the policy says it, the order carries it, and a refusal closes the injection with its help."""
+"""What a blend may lose and how large it may be: the policy says it, a refusal closes the injection and says why."""
+
+import pytest
 
 from kite_arbitrator.testing import Story
 from kite_incident.timeline import detail
-from kite_schemas.upcycle import RECOMPRESS, BlendFailed, BlendStored, Ending, InjectionAdmitted, InjectionClosed
+from kite_schemas.upcycle import (
+    RECOMPRESS,
+    BlendFailed,
+    BlendStored,
+    Ending,
+    InjectionAdmitted,
+    InjectionClosed,
+    LoadOrdered,
+)
 from kite_schemas.why import Reason
 
 
@@ -61,3 +71,28 @@ def test_a_blend_that_would_lose_too_much_closes_the_injection_with_what_would_h
     (closed,) = [row.data for row in fleet.decided if isinstance(row.data, InjectionClosed)]
     assert (closed.outcome, closed.why.reason) == (Ending.ROLLED_BACK, Reason.BLEND_FAILED)
     assert "--max-lora-rank 16" in detail(failed)
+
+
+@pytest.mark.parametrize(("share_ppm", "is_loaded"), [(32_000, True), (32_001, False)])
+def test_a_blend_beyond_its_share_of_the_base_is_stored_and_never_loaded(share_ppm: int, is_loaded: bool):
+    fleet = Story().up()
+    request = fleet.inject("credit")
+    fleet.verified(request)
+    fleet.stored(request, share_ppm)
+    assert bool(fleet.orders(LoadOrdered)) is is_loaded
+    closed = [row.data for row in fleet.decided if isinstance(row.data, InjectionClosed)]
+    assert [(one.outcome, one.why.reason) for one in closed] == (
+        [] if is_loaded else [(Ending.REFUSED, Reason.BLEND_TOO_LARGE)]
+    )
+    assert [(rule.value, rule.threshold) for one in closed for rule in one.why.rules] == (
+        [] if is_loaded else [(32_001, 32_000)]
+    )
+
+
+def test_a_policy_without_that_limit_loads_whatever_the_servers_hold():
+    fleet = Story().up()
+    fleet.amend({"upcycle.blend_share_max_ppm": None})
+    request = fleet.inject("credit")
+    fleet.verified(request)
+    fleet.stored(request, 900_000)
+    assert fleet.orders(LoadOrdered)

@@ -18,6 +18,7 @@ def policy() -> Policy:
             weight_min_ppm=10_000,
             params_share_max_ppm=8_000,
             residual_max_ppm=50_000,
+            blend_share_max_ppm=32_000,
         ),
         yoco=YocoPolicy(
             cold_start_deadline_us=417_000,

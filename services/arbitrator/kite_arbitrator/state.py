@@ -93,6 +93,7 @@ class Injection(Struct, frozen=True, kw_only=True):
     request: InjectionRequested
     phase: Phase = Phase.REQUESTED
     share_ppm: int = 0
+    blend_share_ppm: int = 0
     fact_pos: int = 0
     fact_us: int = 0
     members: tuple[Member, ...] = ()

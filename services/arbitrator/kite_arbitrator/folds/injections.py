@@ -92,6 +92,7 @@ def stored(state: State, row: Row, data: BlendStored) -> State:
         when=Phase.BLENDING,
         phase=Phase.LOADING,
         resident=data.resident,
+        blend_share_ppm=data.share_ppm,
         fact_pos=row.pos,
         fact_us=row.ledger_us,
     )

@@ -375,7 +375,7 @@ class Story:
             )
         )
 
-    def stored(self, request: str) -> tuple[Row, ...]:
+    def stored(self, request: str, share_ppm: int = 1) -> tuple[Row, ...]:
         blend = self.state.injections[request].request.blend
         return self.tell(
             BlendStored(
@@ -387,7 +387,7 @@ class Story:
                 method="concatenate",
                 rank=4,
                 residual_ppm=0,
-                share_ppm=1,
+                share_ppm=share_ppm,
                 duration_us=1,
             )
         )

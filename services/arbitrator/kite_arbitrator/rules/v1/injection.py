@@ -4,7 +4,7 @@ Each phase has one function in PHASES; it looks at the state only, so that it do
 injection there.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 from kite_arbitrator.rules.draft import Draft, age, at_least, at_most, seen, why, within
 from kite_arbitrator.rules.v1.pressure import shedding
@@ -217,6 +217,11 @@ def _dropped(state: State, row: Row, injection: Injection, weights: Weights, dig
 def _loading(state: State, row: Row, injection: Injection) -> Iterator[Draft]:
     """Load into one instance first: its proof gives the print that the others are held against."""
     assert injection.resident is not None  # noqa: S101 # the fold sets it with the phase
+    limit_ppm = current(state).upcycle.blend_share_max_ppm
+    if limit_ppm is not None and injection.blend_share_ppm > limit_ppm and not injection.touched:
+        rule = at_most("upcycle.blend_share_max_ppm", injection.blend_share_ppm, limit_ppm)
+        yield _closed(state, row, injection, Ending.REFUSED, Reason.BLEND_TOO_LARGE, rules=[rule])
+        return
     missing = [name for name in injection.targets if name not in injection.proven]
     if not missing:
         yield _promoted(state, row, injection)
@@ -329,7 +334,14 @@ def _reject(state: State, row: Row, injection: Injection, reason: Reason, detail
 
 
 def _closed(
-    state: State, row: Row, injection: Injection, ending: Ending, reason: Reason, *, weights: Weights | None = None
+    state: State,
+    row: Row,
+    injection: Injection,
+    ending: Ending,
+    reason: Reason,
+    *,
+    weights: Weights | None = None,
+    rules: Sequence[RuleValue] = (),
 ) -> Draft:
     return Draft(
         _subject(injection),
@@ -340,7 +352,7 @@ def _closed(
             members=weights.members if weights else injection.members,
             base_weight_ppm=weights.base_ppm if weights else injection.base_weight_ppm,
             version=injection.resident.version if injection.resident and ending is Ending.PROMOTED else None,
-            why=why(state, row, reason),
+            why=why(state, row, reason, rules=rules),
         ),
     )
 
