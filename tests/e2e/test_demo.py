@@ -10,7 +10,10 @@ from pathlib import Path
 import psutil
 import pytest
 
+from kite.ledger import Reader
 from kite.testing.eventually import eventually
+from kite_schemas.envelope import decode
+from kite_schemas.ledger import EventIdConflict, Rejected
 
 ROOT = Path(__file__).parents[2]
 DEMO_S = 400
@@ -55,6 +58,9 @@ def test_the_demo_ends_with_every_decision_identical(engine: str, tmp_path: Path
     assert all(4 * distances["blend"] < distances[other] for other in ("base", "credit", "laundering"))
     assert report["refused"] == {"nan": ["not_finite"], "wrong_base": ["attention_heads"]}
     assert of_demo(directory) == []
+    with Reader.open(f"sqlite:///{directory / 'ledger.db'}") as reader:
+        refused = [decode(row.raw).data for row in reader.find(types=[Rejected.TYPE, EventIdConflict.TYPE])]
+    assert refused == [], "everything that a service says is its own to say"
 
 
 @pytest.mark.parametrize("line", ["base and adapters", "fleet up", "two adapters blended", "standby handed over"])

@@ -179,12 +179,14 @@ def unknown(event_type: str, source: str) -> bytes:
     ("event_type", "source", "signer", "taken"),
     [
         ("kite.yoco.image_taken.v1", YOCO_SOURCE, YOCO, True),
+        ("kite.upcycle.blend_loaded.v9", YOCO_SOURCE, YOCO, True),  # of its residents, at a start or a wake
+        ("kite.upcycle.blend_stored.v9", YOCO_SOURCE, YOCO, False),
         ("kite.guard.image_taken.v1", YOCO_SOURCE, YOCO, False),
         ("kite.predictor.asked_for.v1", "kite/cli/op", OPERATOR, True),
         ("kite.predictor.asked_for.v1", "kite/cli/ann", CLI, False),  # it may be a fact
     ],
 )
-def test_a_type_that_is_not_known_yet_goes_by_its_family(
+def test_a_type_that_is_not_known_yet_goes_by_its_name(
     ring: Keyring, event_type: str, source: str, signer: Signer, taken: bool
 ):
     raw = unknown(event_type, source)

@@ -10,12 +10,12 @@ from kite_schemas.ledger import ProducerKeyAdded
 from kite_schemas.model import Data
 from kite_schemas.why import Fact, Request
 
-FAMILIES: Mapping[str, frozenset[str]] = {
-    "upcycle": frozenset({"upcycle", "proof"}),
-    "yoco": frozenset({"yoco", "telemetry", "proof"}),
-    "guard": frozenset({"guard"}),
+STATES: Mapping[str, tuple[str, ...]] = {
+    "upcycle": ("upcycle.", "proof."),
+    "yoco": ("yoco.", "telemetry.", "proof.", "upcycle.blend_loaded."),  # residents are loaded and proven before ready
+    "guard": ("guard.",),
 }
-"""Of which families of events each service may state facts."""
+"""How the types of the facts begin that each service may state, behind `kite.`."""
 
 
 class Distrusted(StrEnum):
@@ -104,12 +104,12 @@ class Keyring:
 
 
 def speaks(source: str, event_type: str, data: Data | None) -> bool:
-    """Tell whether a producer may say this: its families of facts, about its own node; a type that is not known yet
-    goes by its family.
+    """Tell whether a producer may say this: its kinds of facts, about its own node; a type that is not known yet goes
+    by its name.
     """
     _, service, place = source.split("/")
     if service == "cli":
         return isinstance(data, Request) and not isinstance(data, ProducerKeyAdded)
-    if event_type.split(".")[1] not in FAMILIES.get(service, frozenset()):
+    if not event_type.removeprefix("kite.").startswith(STATES.get(service, ())):
         return False
     return data is None or (isinstance(data, Fact) and getattr(data, "node", place) == place)

@@ -31,8 +31,9 @@ LIMITS: Mapping[str, int] = {
 }
 """What a machine of two cores needs, and what keeps the demo short: the shipped limits are those of a GPU fleet."""
 
-PROMPT_TOKENS, ANSWER_TOKENS = 65, 48
-"""A repeated prompt of whole blocks and one token hits the prefix cache but for that token."""
+PROMPT_TOKENS, ANSWER_TOKENS, CALM_ANSWER_TOKENS = 65, 48, 8
+"""A repeated prompt of whole blocks and one token hits the prefix cache but for that token. While it is calm, answers
+are short, so that prompts come often: the hits of five seconds are known from 200 tokens on."""
 
 CALM_S = 7.0
 """The misses of one second are compared with those of the five before it."""
@@ -117,14 +118,14 @@ async def episode(fleet: Fleet, blend: str, say: Say) -> str:
         watch = Watch(reader, say)
         version = watch.view.state.blends[blend].resident.version
         load = partial(pressing, reader, blend, version)
-        async with load(CALM, shared_ppm=PPM):
+        async with load(CALM, shared_ppm=PPM, answer_tokens=CALM_ANSWER_TOKENS):
             await watch.until("the upcycle channel", lambda state: state.channels[blend].channel is Channel.UPCYCLE)
             await watch.until("the standby's rest", rests)
             await asyncio.sleep(CALM_S)
-        async with load(PRESSING, shared_ppm=0):
+        async with load(PRESSING, shared_ppm=0, answer_tokens=ANSWER_TOKENS):
             await watch.until("pressure", lambda state: bool(state.pressing))
             await watch.until("the standby", lambda state: any(map(helps, state.instances.values())))
-        async with load(CALM, shared_ppm=PPM):
+        async with load(CALM, shared_ppm=PPM, answer_tokens=CALM_ANSWER_TOKENS):
             await watch.until("the end of the pressure", lambda state: not state.pressing)
             await watch.until("the upcycle channel", lambda state: state.channels[blend].channel is Channel.UPCYCLE)
         await watch.until("the standby's sleep", rests)
@@ -142,10 +143,10 @@ async def set_limits(fleet: Fleet, say: Say) -> None:
 
 @asynccontextmanager
 async def pressing(
-    reader: Reader, blend: str, version: str, workers: Workers, *, shared_ppm: int
+    reader: Reader, blend: str, version: str, workers: Workers, *, shared_ppm: int, answer_tokens: int
 ) -> AsyncGenerator[None]:
     """Ask the instances that the routes name, so many at a time, until the block ends."""
-    asked = Prompts(tokens=PROMPT_TOKENS, shared_ppm=shared_ppm, variety=VARIETY, answer_tokens=ANSWER_TOKENS)
+    asked = Prompts(tokens=PROMPT_TOKENS, shared_ppm=shared_ppm, variety=VARIETY, answer_tokens=answer_tokens)
     load = drive(
         lambda name: [route.endpoint for route in reader.routes(name)],
         blend,
