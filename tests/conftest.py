@@ -16,7 +16,7 @@ from kite.testing import bases
 from kite.testing.engine import START_S, Adapters, make_adapters, tiny_spec
 from kite.testing.llama import Llama
 from kite.testing.otlp import Receiver
-from kite.testing.postgres import Postgres
+from kite.testing.postgres import DATABASE, Postgres
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -59,8 +59,29 @@ def collector() -> Generator[Receiver]:
 
 @pytest.fixture(scope="session")
 def postgres() -> Generator[Postgres]:
-    """A running PostgreSQL (about 1 s to start); each test makes its own database there."""
+    """A running PostgreSQL (about 1 s to start), which no test may harm."""
     with Postgres.start() as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def database(postgres: Postgres) -> str:
+    """The one database of its that tests share; see `empty_database`."""
+    return postgres.create_database(DATABASE)
+
+
+@pytest.fixture
+def empty_database(postgres: Postgres, database: str) -> Generator[str]:
+    """The URL of an empty database, which tests use one after the other."""
+    yield database
+    postgres.clear(DATABASE)
+
+
+@pytest.fixture(scope="module")
+def mortal() -> Generator[Postgres]:
+    """A server that may be harmed: the shared one has too many databases to come back quickly."""
+    with Postgres.start() as server:
+        server.create_database(DATABASE)
         yield server
 
 

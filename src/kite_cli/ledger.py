@@ -88,6 +88,7 @@ def verify(
 @app.command()
 def checkpoint(*, directory: Dir = None) -> int:
     """[reads] Print the newest checkpoint as one JSON object, to keep where the ledger is not."""
+    from kite.trust import ProducerKey
     from kite_cli import place
     from kite_schemas.envelope import decode
     from kite_schemas.ledger import Checkpointed, ProducerKeyAdded
@@ -99,15 +100,9 @@ def checkpoint(*, directory: Dir = None) -> int:
         data = decode(found[0].raw).data
         assert isinstance(data, Checkpointed)  # noqa: S101 # its type said so
         added = [decode(row.raw).data for row in reader.find(types=[ProducerKeyAdded.TYPE])]
-    keys = {_key_id(one.public_key): one.public_key for one in added if isinstance(one, ProducerKeyAdded)}
+    keys = {ProducerKey.of(one).id: one.public_key for one in added if isinstance(one, ProducerKeyAdded)}
     say_json({**data.model_dump(), "public_key": keys.get(data.key_id), "at": moment(found[0].ledger_us)})
     return Exit.OK
-
-
-def _key_id(public_key: str) -> str:
-    from kite.trust import key_id
-
-    return key_id(bytes.fromhex(public_key))
 
 
 @app.command()

@@ -241,7 +241,7 @@ class _Walk:
 
     def _admit(self, added: ProducerKeyAdded) -> None:
         self._keyring.admit(added)
-        key = ProducerKey(added.source, bytes.fromhex(added.public_key))
+        key = ProducerKey.of(added)
         self.keys[key.id] = key
 
     def _let_in_before(self, row: Row) -> None:

@@ -3,11 +3,8 @@
 What a fault between processes does: tests/simulation/test_faults.py.
 """
 
-import ctypes
-import os
 import resource
-from collections.abc import AsyncGenerator, Generator
-from contextlib import contextmanager
+from collections.abc import AsyncGenerator
 from pathlib import Path
 from typing import cast
 
@@ -20,6 +17,7 @@ from kite.ledger import ChainBroken, LedgerUnwritable, Reader, sqlite
 from kite.ledger.address import sqlite_path
 from kite.testing.bus import nats
 from kite.testing.crash import ended
+from kite.testing.disk import read_only
 from kite.testing.eventually import eventually
 from kite.testing.ledger import forge
 from kite_arbitrator.follower import RowUnreadable
@@ -29,8 +27,6 @@ from kite_schemas.ledger import BusEpochChanged, LeaseTaken
 from kite_schemas.yoco import OrderRequested
 
 ORIGIN = Origin(source="kite/test/1", producer="test@0")
-CAPABILITY_VERSION = 0x20080522  # <linux/capability.h>: version 3, two words
-OVERRIDE = 1 << 1 | 1 << 2  # CAP_DAC_OVERRIDE, CAP_DAC_READ_SEARCH: what lets root write into a read-only folder
 SHORT_S = 0.3
 TICK_US = US_PER_S
 """In so long the arbitrator writes at least once."""
@@ -46,24 +42,6 @@ async def server(tmp_path: Path) -> AsyncGenerator[EmbeddedServer]:
 def place(server: EmbeddedServer, tmp_path: Path) -> Place:
     (tmp_path / "data").mkdir()
     return Place.beside(server, tmp_path / "data")
-
-
-@contextmanager
-def read_only(folder: Path) -> Generator[None]:
-    """Take the right to write into a folder away, from root too."""
-    folder.chmod(0o555)
-    libc = ctypes.CDLL(None, use_errno=True)
-    header = (ctypes.c_uint32 * 2)(CAPABILITY_VERSION, 0)
-    held = (ctypes.c_uint32 * 6)()  # effective, permitted, inheritable, twice
-    assert libc.capget(header, held) == 0, os.strerror(ctypes.get_errno())
-    less = (ctypes.c_uint32 * 6)(*held)
-    less[0] &= ~OVERRIDE
-    assert libc.capset(header, less) == 0, os.strerror(ctypes.get_errno())
-    try:
-        yield
-    finally:
-        assert libc.capset(header, held) == 0, os.strerror(ctypes.get_errno())
-        folder.chmod(0o755)
 
 
 def asked(actor: str) -> Composed:

@@ -7,7 +7,7 @@ or there twice.
 import asyncio
 import os
 import signal
-from collections.abc import AsyncGenerator, Callable, Generator
+from collections.abc import AsyncGenerator, Callable
 from contextlib import (
     AbstractAsyncContextManager,
     AsyncExitStack,
@@ -29,7 +29,7 @@ from kite.events import Composed, Origin, compose, publish
 from kite.ledger import Lease, Reader, Row
 from kite.testing.bus import nats
 from kite.testing.eventually import eventually
-from kite.testing.postgres import Postgres
+from kite.testing.postgres import DATABASE, Postgres
 from kite.testing.proxy import Proxy
 from kite_arbitrator.standby import LEASE_US
 from kite_arbitrator.testing.running import Place, forked, served
@@ -39,7 +39,6 @@ from kite_schemas.ledger import Created, LeaseTaken
 from kite_schemas.policy import Change, ChangeRejected, ChangeRequested
 
 ORIGIN = Origin(source="kite/test/1", producer="test@0")
-DATABASE = "replicas"
 PACE_S = 0.01  # between two requests
 SOME = 20  # requests: enough that leader and relay are in the middle of something
 LED_S = 30.0
@@ -87,24 +86,9 @@ async def asking(bus: Bus) -> AsyncGenerator[Stream]:
             stream.ending = True
 
 
-@pytest.fixture(scope="module")
-def database(postgres: Postgres) -> str:
-    return postgres.create_database(DATABASE)
-
-
 @pytest.fixture
-def url(postgres: Postgres, database: str) -> Generator[str]:
-    """An empty database, which these tests use one after the other."""
-    yield database
-    postgres.clear(DATABASE)
-
-
-@pytest.fixture(scope="module")
-def mortal() -> Generator[Postgres]:
-    """A server that may be harmed."""
-    with Postgres.start() as server:
-        server.create_database(DATABASE)
-        yield server
+def url(empty_database: str) -> str:
+    return empty_database
 
 
 @pytest.fixture

@@ -1,7 +1,7 @@
 """Standing by: when a lease may be taken, what a standby does until then, and what it is told when it cannot begin."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Generator
+from collections.abc import AsyncGenerator
 from contextlib import AsyncExitStack
 from pathlib import Path
 
@@ -15,7 +15,7 @@ from kite.ledger import Lease, LedgerMissing, LedgerUnreachable, Reader
 from kite.testing.bus import nats
 from kite.testing.crash import ended
 from kite.testing.eventually import eventually
-from kite.testing.postgres import Postgres
+from kite.testing.postgres import DATABASE
 from kite_arbitrator.service import serve
 from kite_arbitrator.standby import LEASE_US, Patience
 from kite_arbitrator.testing.running import Place, arbitrator, forked, served
@@ -24,7 +24,6 @@ from kite_schemas.ledger import Created, LeaseTaken
 from kite_schemas.policy import Change, ChangeRejected, ChangeRequested, PolicySet
 
 ORIGIN = Origin(source="kite/test/1", producer="test@0")
-DATABASE = "standby"
 NOWHERE = "postgresql://kite@127.0.0.1:1/kite"
 LOOKS = ("status", "timeline", "replay", "ledger verify")
 PROMPT_US = LEASE_US
@@ -69,16 +68,9 @@ def test_one_that_could_not_be_read_in_between_is_waited_for_anew():
 # --- On real parts
 
 
-@pytest.fixture(scope="module")
-def database(postgres: Postgres) -> str:
-    return postgres.create_database(DATABASE)
-
-
 @pytest.fixture
-def url(postgres: Postgres, database: str) -> Generator[str]:
-    """An empty database, which these tests use one after the other."""
-    yield database
-    postgres.clear(DATABASE)
+def url(empty_database: str) -> str:
+    return empty_database
 
 
 @pytest.fixture

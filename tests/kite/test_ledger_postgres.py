@@ -43,33 +43,16 @@ from kite.ledger.tables import REVISIONS, metadata
 from kite.testing.eventually import eventually
 from kite.testing.lease import LeaseContract
 from kite.testing.ledger import Interrupted, LedgerContract, attempt, drafts
-from kite.testing.postgres import Postgres
+from kite.testing.postgres import DATABASE, Postgres
 
 BATCH_ROWS = 2_000
 LEADER = "a leader"
 
 
-DATABASE = "ledger"
-
-
-@pytest.fixture(scope="module")
-def database(postgres: Postgres) -> str:
-    return postgres.create_database(DATABASE)
-
-
 @pytest.fixture
-def url(postgres: Postgres, database: str) -> Generator[str]:
-    """A ledger that does not exist yet, in a database that all these tests share, one after the other."""
-    yield database
-    postgres.clear(DATABASE)
-
-
-@pytest.fixture(scope="module")
-def mortal() -> Generator[Postgres]:
-    """A server that may be harmed: the shared one has too many databases to come back quickly."""
-    with Postgres.start() as server:
-        server.create_database(DATABASE)
-        yield server
+def url(empty_database: str) -> str:
+    """A ledger that does not exist yet."""
+    return empty_database
 
 
 @pytest.fixture
@@ -471,7 +454,7 @@ def test_a_unix_socket_leads_to_the_same_ledger(postgres: Postgres, url: str):
 
 PARENT = """
 import sys
-from kite.testing.postgres import Postgres
+from kite.testing.postgres import DATABASE, Postgres
 server = Postgres.start()
 print(server.pid, server.folder, flush=True)
 sys.stdin.read()

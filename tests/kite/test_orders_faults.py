@@ -1,8 +1,6 @@
 """Faults of the journal: one clear error, nothing begun without `begun` on disk, and the next run goes on."""
 
 import asyncio
-import ctypes
-import os
 import resource
 from collections.abc import AsyncGenerator, Generator
 from contextlib import contextmanager
@@ -14,12 +12,11 @@ from structlog.testing import capture_logs
 from kite.bus import Bus, EmbeddedServer
 from kite.orders import Journal, JournalHeld, JournalUnwritable, State
 from kite.testing.bus import FACTS_BYTES, nats
+from kite.testing.disk import read_only
 from kite.testing.eventually import eventually
 from kite.testing.orders import effects, facts, give, journal_of, left, pause, stop_order, work
 from kite_schemas.yoco import InstanceChanged
 
-CAPABILITY_VERSION = 0x20080522  # <linux/capability.h>: version 3, two words
-OVERRIDE = 1 << 1 | 1 << 2  # CAP_DAC_OVERRIDE, CAP_DAC_READ_SEARCH: what lets root write into a read-only folder
 END_S = 10.0
 
 
@@ -45,24 +42,6 @@ def full(path: Path) -> Generator[None]:
         yield
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-
-
-@contextmanager
-def read_only(folder: Path) -> Generator[None]:
-    """Take the right to write into a folder away, from root too."""
-    folder.chmod(0o555)
-    libc = ctypes.CDLL(None, use_errno=True)
-    header = (ctypes.c_uint32 * 2)(CAPABILITY_VERSION, 0)
-    held = (ctypes.c_uint32 * 6)()  # effective, permitted, inheritable, twice
-    assert libc.capget(header, held) == 0, os.strerror(ctypes.get_errno())
-    less = (ctypes.c_uint32 * 6)(*held)
-    less[0] &= ~OVERRIDE
-    assert libc.capset(header, less) == 0, os.strerror(ctypes.get_errno())
-    try:
-        yield
-    finally:
-        assert libc.capset(header, held) == 0, os.strerror(ctypes.get_errno())
-        folder.chmod(0o755)
 
 
 async def end_of(worker: "asyncio.Task[None]") -> None:

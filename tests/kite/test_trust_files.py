@@ -1,12 +1,12 @@
 """Key files: made once, never replaced, read by their owner only, and never one kind for the other."""
 
-import os
 import stat
 from pathlib import Path
 
 import pytest
 
 from kite.errors import Fault
+from kite.testing.disk import read_only
 from kite.trust import (
     KeyFileExists,
     KeyFileMissing,
@@ -142,10 +142,7 @@ def test_a_place_that_cannot_be_written(tmp_path: Path):
         new_key(Path("/proc/node.key"))  # nobody makes files there, root neither
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root writes everywhere")
 def test_a_read_only_folder(tmp_path: Path):
-    tmp_path.chmod(0o500)
-    with pytest.raises(KeyFileUnwritable, match="Permission denied"):
+    with read_only(tmp_path), pytest.raises(KeyFileUnwritable, match="Permission denied"):
         new_key(tmp_path / "node.key")
-    tmp_path.chmod(0o700)
     assert list(tmp_path.iterdir()) == []

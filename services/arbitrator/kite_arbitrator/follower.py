@@ -1,6 +1,5 @@
 """Folding a ledger that somebody else writes: how a replica keeps up, and how a leader gets its state."""
 
-from types import TracebackType
 from typing import Self
 
 from msgspec import structs
@@ -60,14 +59,6 @@ class Follower:
     def close(self) -> None:
         """Let the ledger go."""
         self._reader.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def _fold(self, last: int) -> None:
         for stored in self._reader.find(types=LASTING, first=self._pos + 1, last=last):

@@ -183,16 +183,17 @@ class Leader:
         """Decide what follows from a load and commit it. Raises DuplicateEvent when an event not in `known` is."""
         batch = self._batch(known)
         head = self._ledger.head
-        sealing = self._signer is not None and is_due(head.pos, self._sealed_pos)
-        if self._signer is not None and sealing:
-            batch.announce(checkpoint(self._signer, self._state.ledger, head))
+        signer = self._signer if is_due(head.pos, self._sealed_pos) else None
+        if signer is not None:
+            batch.announce(checkpoint(signer, self._state.ledger, head))
         if self._missed is not None:
             batch.write(self._missed)
         if load.tick:
             self._pass_time(batch)
         cursor = self._take(batch, load)
         await self._commit(batch, cursor, quiet=not (load.tick or load.facts or batch.decided))
-        self._sealed_pos = head.pos if sealing else self._sealed_pos
+        if signer is not None:
+            self._sealed_pos = head.pos
         if any(isinstance(item, BusEpochChanged) for item in load.facts):
             await self._give_again()
         return batch

@@ -33,6 +33,9 @@ ADMIN = "postgres"
 OWNER = "kite"
 """The role that owns each database, with no rights beyond it, as a deployment would have it."""
 
+DATABASE = "ledger"
+"""What tests use one after the other; making one takes longer than clearing it."""
+
 UNPRIVILEGED = "nobody"
 READY_S = 60.0
 STOP_S = 20.0  # between SIGINT and SIGKILL

@@ -34,6 +34,11 @@ class ProducerKey:
     source: str
     public: bytes
 
+    @classmethod
+    def of(cls, added: ProducerKeyAdded) -> "ProducerKey":
+        """Return the key that an event brings."""
+        return cls(added.source, bytes.fromhex(added.public_key))
+
     @property
     def id(self) -> str:
         """Id of the key."""
@@ -60,7 +65,7 @@ class Keyring:
 
     def admit(self, added: ProducerKeyAdded) -> None:
         """Let a key in. The caller has seen that the operator asked for it."""
-        key = ProducerKey(added.source, bytes.fromhex(added.public_key))
+        key = ProducerKey.of(added)
         self._keys[key.id] = key
 
     def copy(self) -> "Keyring":

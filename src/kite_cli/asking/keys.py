@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from kite.trust import key_id
+from kite.trust import ProducerKey, key_id
 from kite_cli.asking.following import Story, enter, make
 from kite_cli.place import Address, reading
 from kite_schemas.envelope import decode
@@ -29,8 +29,8 @@ def known(fleet: Address) -> list[Known]:
         for row in reader.find(types=(ProducerKeyAdded.TYPE,)):
             data = decode(row.raw).data
             if isinstance(data, ProducerKeyAdded):
-                id_ = key_id(bytes.fromhex(data.public_key))
-                found[id_] = Known(id_, data.source, row.pos, row.ledger_us, data.actor, data.reason)
+                key = ProducerKey.of(data)
+                found[key.id] = Known(key.id, key.source, row.pos, row.ledger_us, data.actor, data.reason)
     return sorted(found.values(), key=lambda key: key.pos)
 
 

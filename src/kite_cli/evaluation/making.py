@@ -15,7 +15,6 @@ from kite_upcycle.base import Base
 from kite_upcycle.blend import Blend, Member, combine
 from kite_upcycle.verify import Limits, Report, verify
 
-RANK_MAX = LORA_RANKS[-1]
 SHOWN_MAX = 5  # violations of one adapter in the message
 
 
