@@ -31,6 +31,10 @@ class Pool(Model):
     ready: Annotated[Count, Field(le=POOL_INSTANCES_MAX)]
     standbys: Annotated[Count, Field(le=POOL_INSTANCES_MAX)]
     standby_mode: SleepMode
+    prewarmed: Annotated[Count, Field(le=POOL_INSTANCES_MAX)] | None = Field(
+        default=None, description="processes kept without the weights, beside ready ones and standbys"
+    )
+    critical: Annotated[bool, Field(strict=True)] | None = Field(default=None, description="prewarmed more often")
 
 
 class Fleet(Model):
@@ -48,6 +52,11 @@ class UpcyclePolicy(Model):
     weight_decay_pressure_ppm: Ppm | None = Field(default=None, description="the same factor under pressure")
     residual_max_ppm: Ppm | None = Field(default=None, description="what a blend may lose when it is recompressed")
     blend_share_max_ppm: Ppm | None = Field(default=None, description="parameters of a whole blend, share of the base")
+    retention_us: PositiveUs | None = Field(default=None, description="so long the version before stays loaded")
+    retained_share_max_ppm: Ppm | None = Field(
+        default=None, description="mean of 7 days of what old versions take, share of a node's device memory"
+    )
+    drift_interval_us: PositiveUs | None = Field(default=None, description="between two looks at what engines hold")
 
 
 class YocoPolicy(Model):
@@ -58,6 +67,9 @@ class YocoPolicy(Model):
     start_backoff_max_us: PositiveUs = Field(description="the longest of these waits")
     reserve_bytes: Bytes | None = Field(default=None, description="memory that one instance takes of its device")
     reserve_pressure_ppm: Ppm | None = Field(default=None, description="standbys moved to the hot path under pressure")
+    prewarm_interval_us: PositiveUs | None = Field(default=None, description="distance of two prewarms of a pool")
+    prewarm_interval_critical_us: PositiveUs | None = Field(default=None, description="the same of a critical pool")
+    quarantine_us: PositiveUs | None = Field(default=None, description="a quarantined instance is kept for a look")
 
 
 class GuardPolicy(Model):
@@ -80,6 +92,9 @@ class ExpiryPolicy(Model):
     drain_us: PositiveUs = Field(description="until a drained instance has no request left")
     sleep_us: PositiveUs = Field(description="to put a drained instance to sleep")
     compare_us: PositiveUs = Field(description="to compare two instances")
+    retire_us: PositiveUs | None = Field(default=None, description="until no request uses an unloaded version")
+    delete_us: PositiveUs | None = Field(default=None, description="to delete a version from the store")
+    prewarm_us: PositiveUs | None = Field(default=None, description="to bring a process as far as without weights")
 
 
 class ArbitrationPolicy(Model):
@@ -129,6 +144,7 @@ class ChangeRequested(Request):
 
     changes: tuple[Change, ...] = Field(default=(), max_length=CHANGES_MAX)
     policy: Policy | None = None
+    force: bool = Field(default=False, description="also what is refused for being harmful")
 
 
 class PolicySet(Decision):

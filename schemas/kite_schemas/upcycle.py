@@ -6,6 +6,7 @@ from pydantic import Field
 
 from kite_schemas.model import (
     AbsolutePath,
+    Bytes,
     Count,
     Digest,
     Endpoint,
@@ -25,6 +26,7 @@ from kite_schemas.why import Decision, Fact, Order, Outcome, Request
 MEMBERS_MAX = 16
 VIOLATIONS_MAX = 64
 INSTANCES_MAX = 256
+RESIDENTS_MAX = 512
 CONCATENATE, RECOMPRESS = "concatenate", "recompress"
 """How the members of a blend become one adapter."""
 
@@ -82,6 +84,7 @@ class InjectionRequested(Request):
     anchors: tuple[Name, ...] = Field(default=(), max_length=MEMBERS_MAX, description="names of members to lock")
     replace: Name | None = Field(default=None, description="member whose place and weight the adapter takes")
     dry_run: bool = False
+    partial: bool = Field(default=False, description="promote where it could be proven, if anywhere")
 
 
 class AdapterLimits(Model):
@@ -215,6 +218,8 @@ class InjectionClosed(Decision):
     members: tuple[Member, ...] = ()
     base_weight_ppm: Ppm = 0
     version: Version | None = None
+    instances: tuple[Name, ...] | None = Field(default=None, max_length=INSTANCES_MAX, description="that hold it")
+    missing: tuple[Name, ...] | None = Field(default=None, max_length=INSTANCES_MAX, description="that do not hold it")
 
 
 class MemberDropped(Decision):
@@ -240,6 +245,7 @@ class BlendStored(Outcome):
     rank: Count
     residual_ppm: Ppm = Field(description="relative Frobenius error of recompressing, over all modules")
     share_ppm: Ratio
+    size_bytes: Bytes | None = Field(default=None, description="of its files in the store")
     duration_us: Us
 
 
@@ -275,6 +281,8 @@ class BlendLoaded(Outcome):
     instance: Name
     version: Version
     duration_us: Us
+    slot: Count | None = Field(default=None, description="the engine's own number of the adapter, where it tells")
+    slots_taken: Count | None = Field(default=None, description="adapters that the engine holds, unloaded ones too")
 
 
 class LoadFailed(Outcome):
@@ -312,6 +320,10 @@ class RollbackOrdered(Order):
     instance: Name
     endpoint: Endpoint
     version: Version
+    slot: Count | None = Field(default=None, description="the engine's own number of the adapter, where it is known")
+    base: Name | None = Field(
+        default=None, description="set when its numbers were not finite: forget all prefixes, see whether this heals"
+    )
 
 
 class RolledBack(Outcome):
@@ -322,6 +334,8 @@ class RolledBack(Outcome):
     request: EventId
     instance: Name
     version: Version
+    slots_taken: Count | None = Field(default=None, description="adapters that the engine holds, unloaded ones too")
+    healed: bool | None = Field(default=None, description="whether the base answers with finite numbers again")
 
 
 class RollbackFailed(Outcome):
@@ -334,6 +348,145 @@ class RollbackFailed(Outcome):
     version: Version
     code: Name
     message: Text
+
+
+class RollbackRequested(Request):
+    """Let a blend mean an earlier version again: by default the one before."""
+
+    TYPE = "kite.upcycle.rollback_requested.v1"
+
+    blend: Name
+    version: Version | None = Field(default=None, description="one that the store still holds; absent: the one before")
+    dry_run: bool = False
+
+
+class Return(StrEnum):
+    """How a requested rollback ended."""
+
+    DONE = "done"
+    REJECTED = "rejected"
+    FAILED = "failed"
+    DRY_RUN = "dry_run"
+
+
+class RollbackClosed(Decision):
+    """Exactly one per requested rollback: how it ended, and what the blend means now."""
+
+    TYPE = "kite.upcycle.rollback_closed.v1"
+
+    request: EventId
+    blend: Name
+    outcome: Return
+    version: Version | None = Field(default=None, description="that was to be returned to")
+    former: Version | None = Field(default=None, description="that the blend meant when it was asked")
+    detail: Text = ""
+
+
+class RetireOrdered(Order):
+    """Take the name of a version away from one instance, and wait until no request uses it any more."""
+
+    TYPE = "kite.upcycle.retire_ordered.v1"
+
+    blend: Name
+    instance: Name
+    endpoint: Endpoint
+    version: Text = Field(description="as the engine lists it; something that nobody ordered need be no version")
+    slot: Count | None = Field(default=None, description="the engine's own number of the adapter, where it is known")
+
+
+class BlendUnloaded(Outcome):
+    """The instance lists the version no more, and no request uses it."""
+
+    TYPE = "kite.upcycle.blend_unloaded.v1"
+
+    instance: Name
+    version: Text
+    slots_taken: Count | None = Field(default=None, description="adapters that the engine holds, unloaded ones too")
+    duration_us: Us
+
+
+class RetireFailed(Outcome):
+    """The instance lists the version still, or a request uses it still, or it does not answer."""
+
+    TYPE = "kite.upcycle.retire_failed.v1"
+
+    instance: Name
+    version: Text
+    code: Name
+    message: Text
+
+
+class DeleteOrdered(Order):
+    """Delete one version, which no engine knows any more, from the store."""
+
+    TYPE = "kite.upcycle.delete_ordered.v1"
+
+    blend: Name
+    version: Version
+    digest: Digest
+    effect_print: EffectPrint | None = Field(default=None, description="to be deleted with it")
+
+
+class BlendDeleted(Outcome):
+    """The version is no longer in the store."""
+
+    TYPE = "kite.upcycle.blend_deleted.v1"
+
+    version: Version
+    digest: Digest
+    freed_bytes: Bytes
+
+
+class DeleteFailed(Outcome):
+    """The version is in the store still."""
+
+    TYPE = "kite.upcycle.delete_failed.v1"
+
+    version: Version
+    digest: Digest
+    code: Name
+    message: Text
+
+
+class RebuildOrdered(Order):
+    """Compute a stored version again, whose folder is gone or damaged: the same members give the same bytes."""
+
+    TYPE = "kite.upcycle.rebuild_ordered.v1"
+
+    request: EventId = Field(description="that brought the version at first")
+    blend: Name
+    version: Version
+    base: BaseRef
+    members: tuple[Member, ...] = Field(min_length=1, max_length=MEMBERS_MAX)
+    base_weight_ppm: Ppm
+    max_lora_rank: Count
+    residual_max_ppm: Ppm | None = None
+
+
+class ResidentsSet(Decision):
+    """What one instance should hold from here: its node's upcycle looks whether it does, again and again."""
+
+    TYPE = "kite.upcycle.residents_set.v1"
+
+    node: Name
+    instance: Name
+    endpoint: Endpoint = Field(description="of the process that is meant")
+    base: Name
+    residents: tuple[Resident, ...] = Field(max_length=RESIDENTS_MAX)
+    interval_us: Us
+
+
+class DriftObserved(Fact):
+    """An instance holds other versions than it should, or the store lacks the files of one; said once per change."""
+
+    TYPE = "kite.upcycle.drift_observed.v1"
+
+    node: Name
+    instance: Name
+    told: EventId = Field(description="the `residents_set` that it was held against")
+    expected: tuple[Version, ...]
+    found: tuple[Text, ...] = Field(description="what the engine lists beside its base")
+    missing: tuple[Version, ...] = Field(default=(), description="expected ones whose files are gone or damaged")
 
 
 class DecaySet(Decision):

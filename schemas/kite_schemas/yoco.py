@@ -40,6 +40,7 @@ class State(StrEnum):
     WAKING = "waking"
     FAILED = "failed"
     QUARANTINED = "quarantined"
+    PREWARMED = "prewarmed"
 
 
 class Path(StrEnum):
@@ -51,9 +52,21 @@ class Path(StrEnum):
 
 
 class SleepMode(StrEnum):
-    """How a standby sleeps; CPU engines can only pause."""
+    """How a standby sleeps: what it gives back, and how fast it is there again; CPU engines can only pause."""
 
     PAUSED = "paused"
+    KV = "kv"
+    L1 = "l1"
+    L2 = "l2"
+
+
+PATHS: dict[SleepMode, Path] = {
+    SleepMode.PAUSED: Path.HOT,
+    SleepMode.KV: Path.HOT,
+    SleepMode.L1: Path.WARM,
+    SleepMode.L2: Path.WARM,
+}
+"""The path on which each mode wakes: hot while the weights stay where they are."""
 
 
 class EngineSpec(Model):
@@ -87,6 +100,44 @@ class Found(Model):
     state: State
     endpoint: Endpoint
     versions: tuple[Version, ...] = ()
+    base: Name | None = None
+    device: Name | None = None
+    mode: SleepMode | None = Field(default=None, description="how it sleeps, if it does")
+    noise_micronats: Micronats | None = None
+
+
+class Source(StrEnum):
+    """Where a duration comes from."""
+
+    MEASURED = "measured"
+    PUBLISHED = "published"
+    COMPUTED = "computed"
+
+
+class PathOffer(Model):
+    """How fast an engine of a node is expected to be ready; without a mode it is a start."""
+
+    path: Path
+    mode: SleepMode | None = None
+    expected_us: Us
+    source: Source
+
+
+class Lack(Model):
+    """What an engine cannot do here, and why."""
+
+    mode: SleepMode
+    reason: Text
+
+
+class EngineOffer(Model):
+    """What one kind of engine can do on a node, as detected when the node registered."""
+
+    kind: Literal["vllm", "fake"]
+    version: Text
+    modes: tuple[SleepMode, ...]
+    lacks: tuple[Lack, ...] = ()
+    paths: tuple[PathOffer, ...] = ()
 
 
 class NodeRegistered(Fact):
@@ -100,6 +151,7 @@ class NodeRegistered(Fact):
     memory_bytes: Bytes
     sleep_modes: tuple[SleepMode, ...]
     instances: tuple[Found, ...] = ()
+    engines: tuple[EngineOffer, ...] = ()
 
 
 class OrderRequested(Request):
@@ -109,6 +161,17 @@ class OrderRequested(Request):
 
     base: Name
     instance: Name | None = None
+    deadline_us: Us | None = Field(default=None, description="until the first token; absent: the policy's")
+    late: bool = Field(default=False, description="take the fastest path even when it cannot meet the deadline")
+
+
+class DrainRequested(Request):
+    """Take one instance out of service; it is left alone then until somebody orders it again."""
+
+    TYPE = "kite.yoco.drain_requested.v1"
+
+    instance: Name
+    force: bool = Field(default=False, description="even when it is the last one that answers for its base")
 
 
 class InstanceOrder(Order):
@@ -125,12 +188,29 @@ class StartOrdered(InstanceOrder):
     device: Name
     standby: bool
     spec: EngineSpec
+    request: EventId | None = None
+    deadline_us: Us | None = Field(default=None, description="of the request that it answers")
+    residents: tuple[Resident, ...] | None = Field(
+        default=None, description="to be loaded and proven before it is ready"
+    )
+
+
+class PrewarmOrdered(InstanceOrder):
+    """Bring a process as far as it gets without the base's weights, on cores that inference does not use."""
+
+    TYPE = "kite.yoco.prewarm_ordered.v1"
+
+    device: Name
+    spec: EngineSpec
+    cores: Text = Field(description="that it may run on until it is started, as in `0` or `0-3`; empty: any")
 
 
 class DrainOrdered(InstanceOrder):
     """Give the instance no new requests, and wait for those it has."""
 
     TYPE = "kite.yoco.drain_ordered.v1"
+
+    request: EventId | None = None
 
 
 class SleepOrdered(InstanceOrder):
@@ -197,6 +277,8 @@ class OrderRefused(Outcome):
     instance: Name
     code: Name
     message: Text
+    path: Path | None = Field(default=None, description="the best one there is, when none meets the deadline")
+    expected_us: Us | None = Field(default=None, description="how long that one takes")
 
 
 class OrderFailed(Outcome):

@@ -3,7 +3,7 @@
 from kite.bus import FLEET, dec_subject
 from kite_arbitrator.state import Row
 from kite_schemas.arbitration import OrderExpired, TransportChanged
-from kite_schemas.upcycle import DecaySet
+from kite_schemas.upcycle import DecaySet, ResidentsSet
 from kite_schemas.why import Order
 
 WINDOWS = "yoco"  # the service that sends them
@@ -19,6 +19,8 @@ def destination(decision: Row) -> str:
             return dec_subject(service, node, kind, target)
         case TransportChanged(node=node):
             return dec_subject(WINDOWS, node, kind, f"node/{node}")
+        case ResidentsSet(node=node, instance=instance):
+            return dec_subject(family, node, kind, f"instance/{instance}")
         case DecaySet(base=base):
             return dec_subject(family, FLEET, kind, f"base/{base}")
         case _:

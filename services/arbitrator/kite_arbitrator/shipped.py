@@ -19,6 +19,9 @@ def policy() -> Policy:
             params_share_max_ppm=8_000,
             residual_max_ppm=50_000,
             blend_share_max_ppm=32_000,
+            retention_us=120 * SECOND_US,
+            retained_share_max_ppm=180_000,
+            drift_interval_us=10 * SECOND_US,
         ),
         yoco=YocoPolicy(
             cold_start_deadline_us=417_000,
@@ -26,6 +29,9 @@ def policy() -> Policy:
             start_backoff_max_us=300 * SECOND_US,
             reserve_bytes=1_800_000_000,
             reserve_pressure_ppm=230_000,
+            prewarm_interval_us=120 * SECOND_US,
+            prewarm_interval_critical_us=90 * SECOND_US,
+            quarantine_us=60 * SECOND_US,
         ),
         arbitration=ArbitrationPolicy(
             idle_tick_us=SECOND_US,
@@ -58,6 +64,9 @@ def policy() -> Policy:
             drain_us=60 * SECOND_US,
             sleep_us=30 * SECOND_US,
             compare_us=30 * SECOND_US,
+            retire_us=60 * SECOND_US,
+            delete_us=30 * SECOND_US,
+            prewarm_us=300 * SECOND_US,
         ),
         fleet=Fleet(pools=()),
     )

@@ -9,9 +9,9 @@ from msgspec import Struct, structs
 from kite_schemas.arbitration import Channel, Transport
 from kite_schemas.model import Data
 from kite_schemas.policy import Policy, Pool
-from kite_schemas.upcycle import AdapterRef, Ending, InjectionRequested, Member, Resident
+from kite_schemas.upcycle import AdapterRef, Ending, InjectionRequested, Member, Resident, RollbackRequested
 from kite_schemas.why import Reason
-from kite_schemas.yoco import Device, OrderRequested, SleepMode
+from kite_schemas.yoco import Device, EngineOffer, OrderRequested, Path, SleepMode
 from kite_schemas.yoco import State as Life
 
 Key = TypeVar("Key")
@@ -50,6 +50,23 @@ class Node(Struct, frozen=True, kw_only=True):
     devices: tuple[Device, ...]
     sleep_modes: tuple[SleepMode, ...]
     pos: int
+    offers: tuple[EngineOffer, ...] = ()
+
+
+class Told(Struct, frozen=True, kw_only=True):
+    """What an instance should hold, as last decided: the decision, the process that it means, the versions."""
+
+    id: str
+    endpoint: str
+    versions: tuple[str, ...]
+
+
+class Call(Struct, frozen=True, kw_only=True):
+    """When an instance was ordered to be ready, on which path, and within what time."""
+
+    at_us: int
+    path: Path
+    deadline_us: int
 
 
 class Instance(Struct, frozen=True, kw_only=True):
@@ -70,6 +87,16 @@ class Instance(Struct, frozen=True, kw_only=True):
     retry_us: int = 0
     probed_until_us: int = 0  # until then KITE's own requests may be among those it counts
     strays: tuple[tuple[str, str], ...] = ()  # versions it holds by an order that was given up, with their requests
+    slots: tuple[tuple[str, int], ...] = ()  # the engine's own numbers of versions, where it told them
+    slots_taken: int | None = (
+        None  # adapters that the engine holds, as last told; unloaded ones count until it drops them
+    )
+    told: Told | None = None  # what its node's upcycle was told that it should hold
+    drifted: tuple[str, ...] = ()  # names that it listed and should not, as last observed
+    mode: SleepMode | None = None  # how it sleeps, while it does
+    parked: bool = False  # drained because somebody asked: no rule wakes it
+    quarantined_us: int = 0  # when it was
+    called: Call | None = None  # the order by which it is to be ready, until it is
     pos: int = 0
     seen_us: int = 0
 
@@ -83,6 +110,63 @@ class Blend(Struct, frozen=True, kw_only=True):
     members: tuple[Member, ...]
     base_weight_ppm: int
     pos: int
+
+
+class Standing(StrEnum):
+    """What becomes of a version in the store."""
+
+    FRESH = "fresh"  # its injection is open
+    PROMOTED = "promoted"
+    RETAINED = "retained"  # the one before: loaded still, to be returned to at once
+    RETIRING = "retiring"  # its name is being taken from the instances
+    RELEASED = "released"  # no instance holds it; the store does
+    UNWANTED = "unwanted"  # never promoted, and never to be
+    DELETING = "deleting"
+
+
+class Stored(Struct, frozen=True, kw_only=True):
+    """One version in the store, until it is deleted. `since_us` is when it came to its standing."""
+
+    resident: Resident
+    digest: str
+    base: str
+    request: str  # that brought it
+    members: tuple[Member, ...]
+    base_weight_ppm: int
+    standing: Standing
+    since_us: int
+    pos: int
+    size_bytes: int = 0
+    max_lora_rank: int = 0  # it was made for, as its residual
+    residual_max_ppm: int | None = None
+    quarantined: bool = False  # its effect was missing: never promoted again
+    damaged: bool = False  # its files are gone or not its own
+
+    @property
+    def version(self) -> str:
+        """The name under which engines serve it."""
+        return self.resident.version
+
+
+class Account(Struct, frozen=True, kw_only=True):
+    """What old versions take on a node: now, and over 7 days as the byte-seconds of each hour that has any."""
+
+    node: str
+    retained_bytes: int = 0
+    since_us: int = 0
+    hours: tuple[tuple[int, int], ...] = ()  # hour of ledger time, byte-seconds in it; the newest last
+
+
+class Passage(Struct, frozen=True, kw_only=True):
+    """How the instances of a pool came to be ready on one path: how many, how many in time, and the last durations."""
+
+    node: str
+    base: str
+    path: Path
+    ready: int = 0
+    met: int = 0
+    missed: int = 0
+    took_us: tuple[int, ...] = ()  # from the order to ready, in ledger time; the newest last
 
 
 class Injection(Struct, frozen=True, kw_only=True):
@@ -104,6 +188,21 @@ class Injection(Struct, frozen=True, kw_only=True):
     proven: tuple[str, ...] = ()
     ending: Ending = Ending.ROLLED_BACK
     reason: Reason = Reason.LOAD_FAILED
+    failed: tuple[str, ...] = ()  # targets that are given up, of one that may be partial
+
+
+class Rollback(Struct, frozen=True, kw_only=True):
+    """One open rollback that was asked for; it leaves the state when it is closed."""
+
+    id: str
+    pos: int
+    request: RollbackRequested
+    version: str = ""
+    former: str = ""
+    targets: tuple[str, ...] = ()
+    touched: tuple[str, ...] = ()  # instances that were given a load for it
+    proven: tuple[str, ...] = ()
+    failed: str = ""  # why it cannot be done, once that is known
 
 
 class Watch(Struct, frozen=True, kw_only=True):
@@ -258,7 +357,9 @@ class State(Struct, frozen=True, kw_only=True):
     `pools` are those of the policy by node; `pressing` the pressures that are on; `decays` those that differ from the
     policy's, by base; `blocks` since when no standby is started, by node; `requested_us` the injections asked for in
     the last minute; `wanted` the requests for one more instance that have no answer yet; `gap_pos` the last gap of the
-    bus that nobody has acknowledged, 0 without one; `probes` the digest of the set that instances of a base are
+    bus that nobody has acknowledged, 0 without one; `versions` what the store holds, by version; `accounts` what old
+    versions take, by node; `passages` how instances came to be ready, by pool and path; `prewarmed_us` when each pool's
+    last prewarm was ordered; `probes` the digest of the set that instances of a base are
     compared with, where it is not the shipped one; `measured_pos` the last measurement that answered an open order;
     `given_up` the orders that ended without an outcome, which may still come: the newest of them.
     """
@@ -275,6 +376,11 @@ class State(Struct, frozen=True, kw_only=True):
     orders: Mapping[str, OpenOrder] = {}
     given_up: Mapping[str, OpenOrder] = {}
     watches: Mapping[str, Watch] = {}
+    rollbacks: Mapping[str, Rollback] = {}
+    versions: Mapping[str, Stored] = {}
+    accounts: Mapping[str, Account] = {}
+    passages: Mapping[str, Passage] = {}
+    prewarmed_us: Mapping[str, int] = {}
     probes: Mapping[str, str] = {}
     measured_pos: int = 0
     freeze: Freeze | None = None
@@ -303,13 +409,33 @@ def without(items: Mapping[Key, Value], key: Key) -> Mapping[Key, Value]:
     return {k: v for k, v in items.items() if k != key} if key in items else items
 
 
-Record = Node | Instance | Blend | Injection | OpenOrder | Watch | Feed | Pressure | Selected | Hold | Turn
+Record = (
+    Node
+    | Instance
+    | Blend
+    | Stored
+    | Account
+    | Passage
+    | Injection
+    | Rollback
+    | OpenOrder
+    | Watch
+    | Feed
+    | Pressure
+    | Selected
+    | Hold
+    | Turn
+)
 
 PLACES: Mapping[type, tuple[str, Callable[[Any], str]]] = {  # Any: each function takes the record beside it
     Node: ("nodes", lambda record: record.id),
     Instance: ("instances", lambda record: record.id),
     Blend: ("blends", lambda record: record.name),
+    Stored: ("versions", lambda record: record.version),
+    Account: ("accounts", lambda record: record.node),
+    Passage: ("passages", lambda record: passage_key(record.node, record.base, record.path)),
     Injection: ("injections", lambda record: record.id),
+    Rollback: ("rollbacks", lambda record: record.id),
     OpenOrder: ("orders", lambda record: record.id),
     Watch: ("watches", lambda record: record.blend),
     Feed: ("feeds", lambda record: record.node),
@@ -319,6 +445,11 @@ PLACES: Mapping[type, tuple[str, Callable[[Any], str]]] = {  # Any: each functio
     Turn: ("turns", lambda record: record.target),
 }
 """Where each record lives in the state, and under which key."""
+
+
+def passage_key(node: str, base: str, path: Path) -> str:
+    """Return the key of how instances of a pool became ready on a path."""
+    return f"{node}.{base}/{path}"
 
 
 def put(state: State, record: Record) -> State:

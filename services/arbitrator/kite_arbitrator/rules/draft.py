@@ -1,6 +1,7 @@
 """What a rule returns, and the parts that every decision has in common."""
 
 from collections.abc import Callable, Iterable
+from typing import TypedDict
 
 from msgspec import Struct
 
@@ -20,6 +21,13 @@ class Draft(Struct, frozen=True):
 
     subject: str
     data: Data
+
+
+class Limits(TypedDict):
+    """The time limits of an order."""
+
+    expires_us: int
+    ttl_us: int
 
 
 Rule = Callable[[State, Row], Iterable[Draft]]
@@ -54,7 +62,7 @@ def why(
     )
 
 
-def within(state: State, span_us: int) -> dict[str, int]:
+def within(state: State, span_us: int) -> Limits:
     """Return the time limits of an order that may take `span_us`: in ledger time, and in age by the broker's clock."""
     return {"expires_us": state.now_us + span_us, "ttl_us": span_us}
 
