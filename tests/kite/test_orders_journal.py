@@ -108,6 +108,25 @@ def test_a_long_run_forgets_too(path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         assert opened.find("dropped") is None
 
 
+def test_the_newest_notice_of_each_subject_is_kept(path: Path) -> None:
+    with Journal.open(path) as journal:
+        journal.notice("a", b"old", 1)
+        journal.notice("b", b"other", 2)
+        journal.notice("a", b"new", 3)
+    with Journal.open(path) as journal:
+        assert [(notice.subject, notice.raw) for notice in journal.notices()] == [("b", b"other"), ("a", b"new")]
+
+
+def test_a_journal_of_the_version_before_gets_room_for_notices(path: Path) -> None:
+    with Journal.open(path) as journal:
+        journal.begin("one", "t", b"raw", 1)
+    alter(path, "DROP TABLE notices")
+    alter(path, "PRAGMA user_version = 1")
+    with Journal.open(path) as journal:
+        journal.notice("a", b"new", 1)
+        assert [entry.id for entry in journal.unfinished()] == ["one"]
+
+
 def test_one_process_works_from_it_and_the_lock_ends_with_that_process(path: Path) -> None:
     holder = subprocess.Popen([sys.executable, "-c", HOLDER, path], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     assert holder.stdout
@@ -125,7 +144,7 @@ def test_a_journal_of_a_later_kite_is_refused_and_left_alone(path: Path) -> None
     with Journal.open(path) as opened:
         opened.begin("o1", "t", b"order", 7)
     alter(path, "PRAGMA user_version = 99")
-    with pytest.raises(JournalTooNew, match="schema 99, this version of KITE knows 1"):
+    with pytest.raises(JournalTooNew, match="schema 99, this version of KITE knows 2"):
         Journal.open(path)
     alter(path, "PRAGMA user_version = 1")
     with Journal.open(path) as again:

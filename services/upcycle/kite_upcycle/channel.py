@@ -59,7 +59,7 @@ class Channel:
         """Return the report as of now."""
         return report(self._node, self._base, self._decays, self._seen, self.shifts.known)
 
-    def hear_decay(self, notice: DecaySet) -> None:
+    def hear_decay(self, notice: DecaySet, _id: str = "") -> None:
         """Remember the decay of a base."""
         self._decays.pop(notice.base, None)
         self._decays[notice.base] = notice.decay_ppm

@@ -12,6 +12,7 @@ from kite_schemas.upcycle import (
     BlendStored,
     EffectPrint,
     InjectionAdmitted,
+    RebuildOrdered,
     Resident,
     VerificationOrdered,
     Violation,
@@ -77,7 +78,12 @@ def limits(order: VerificationOrdered) -> Limits:
     return Limits(max_lora_rank=given.max_lora_rank, params_share_max_ppm=given.params_share_max_ppm)
 
 
-def members(order: InjectionAdmitted) -> tuple[blend.Member, ...]:
+def number(held: Collection[int] | None) -> int | None:
+    """Return how many slots of an engine are taken, None when it does not tell."""
+    return None if held is None else len(held)
+
+
+def members(order: InjectionAdmitted | RebuildOrdered) -> tuple[blend.Member, ...]:
     """Return the members of an admitted blend; their paths start at the adapter root."""
     return tuple(
         blend.Member(path=Path(member.adapter.path), weight_ppm=member.weight_ppm, digest=member.adapter.digest)
@@ -124,7 +130,7 @@ def unfinished(stage: str, code: str, message: str) -> Violation:
     return Violation(code=code, where=stage, expected="a verification that ends", found=message)
 
 
-def stored(order: InjectionAdmitted, version: Version, base: Base, duration_us: int) -> BlendStored:
+def stored(order: InjectionAdmitted | RebuildOrdered, version: Version, base: Base, duration_us: int) -> BlendStored:
     """Return the outcome of a blend that is in the store; everything about it is read from its manifest."""
     manifest = version.manifest
     return BlendStored(
@@ -135,6 +141,7 @@ def stored(order: InjectionAdmitted, version: Version, base: Base, duration_us: 
         rank=manifest.rank,
         residual_ppm=manifest.residual_ppm,
         share_ppm=share_ppm(manifest.parameters, base),
+        size_bytes=version.size_bytes,
         duration_us=duration_us,
     )
 

@@ -2,11 +2,11 @@
 
 from collections import Counter
 from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from types import TracebackType
 from typing import Self
 
-from kite.engine import Engine
+from kite.engine import Engine, EngineUnreachable
 
 ENGINES_MAX = 64  # clients of a node's endpoints that are kept open
 
@@ -42,6 +42,18 @@ class Engines:
             self._lent[endpoint] -= 1
             idle = [name for name in self._open if not self._lent[name]]
             await self._close(idle[: max(0, len(self._open) - ENGINES_MAX)])
+
+    async def holding(self, version: str) -> str | None:
+        """Return an endpoint whose engine lists or uses a version, None when none of those that are known does.
+
+        One that does not answer holds nothing that a request could reach.
+        """
+        for endpoint in list(self._open):
+            async with self.lend(endpoint) as engine:
+                with suppress(EngineUnreachable):
+                    if version in await engine.models() or await engine.in_use(version):
+                        return endpoint
+        return None
 
     async def _close(self, endpoints: list[str]) -> None:
         for endpoint in endpoints:

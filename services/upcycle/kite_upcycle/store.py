@@ -107,6 +107,11 @@ class Version:
     path: Path
     manifest: Manifest
 
+    @property
+    def size_bytes(self) -> int:
+        """What its files take."""
+        return _size_bytes(self.path)
+
 
 def served_name(blend: str, address: str) -> str:
     """Return the name under which a version is served: vLLM keys its prefix cache by it, so it carries the version.
@@ -166,15 +171,50 @@ class Store:
             raise StoreDamaged(path, f"its content is {found}")
         return Version(address, path, manifest)
 
+    def restore(self, build: Callable[[Path], Manifest]) -> Version:
+        """Store what `build` makes, as `put` does, in place of a version of the same content that is damaged."""
+        with self._fresh() as folder:
+            manifest = build(folder)
+            self._seal(folder, manifest)
+            address = digest(folder)
+            try:
+                return self.check(address)
+            except (MissingPath, StoreDamaged):
+                self._discard(address)
+            folder.rename(self.path_of(address))
+            sync(self._versions)
+            return Version(address, self.path_of(address), manifest)
+
+    def delete(self, address: str) -> int:
+        """Take a version out, whole at once, and return the bytes that this freed: 0 when it is not there."""
+        path = self.path_of(address)
+        freed_bytes = _size_bytes(path) if path.is_dir() else 0
+        self._discard(address)
+        return freed_bytes
+
+    def sizes(self, address: str) -> tuple[tuple[str, int, int], ...]:
+        """Return name, size in bytes and time of change (ns) of each file of a version, by name; none when it is gone.
+
+        What an engine reads later is as it was checked as long as these are: cheap enough to look at every few seconds.
+        """
+        try:
+            found = [(entry.name, entry.stat()) for entry in os.scandir(self.path_of(address))]
+        except FileNotFoundError:
+            return ()
+        return tuple(sorted((name, stat.st_size, stat.st_mtime_ns) for name, stat in found))
+
+    def _discard(self, address: str) -> None:
+        """Move a version aside, so that nobody sees half of it, and remove it there."""
+        path = self.path_of(address)
+        with self._fresh() as aside:
+            try:
+                path.rename(aside / address)
+            except FileNotFoundError:
+                return
+            sync(self._versions)
+
     def _commit(self, folder: Path, manifest: Manifest) -> Version:
-        (folder / MANIFEST_NAME).write_bytes(manifest.to_bytes())
-        names = {path.name for path in folder.iterdir()}
-        if names != _CONTENTS:
-            raise IncompleteVersion(sorted(names))
-        for name in sorted(names):
-            (folder / name).chmod(FILE_MODE)
-            sync(folder / name)
-        sync(folder)
+        self._seal(folder, manifest)
         address = digest(folder)
         target = self.path_of(address)
         try:
@@ -185,6 +225,17 @@ class Store:
             return self.check(address)
         sync(self._versions)
         return Version(address, target, manifest)
+
+    def _seal(self, folder: Path, manifest: Manifest) -> None:
+        """Add the manifest, and make all of it durable and read-only. Raises IncompleteVersion."""
+        (folder / MANIFEST_NAME).write_bytes(manifest.to_bytes())
+        names = {path.name for path in folder.iterdir()}
+        if names != _CONTENTS:
+            raise IncompleteVersion(sorted(names))
+        for name in sorted(names):
+            (folder / name).chmod(FILE_MODE)
+            sync(folder / name)
+        sync(folder)
 
     @contextmanager
     def _fresh(self) -> Generator[Path]:
@@ -229,6 +280,10 @@ def _lock(folder: Path) -> int | None:
         return lock
     os.close(lock)
     return None
+
+
+def _size_bytes(folder: Path) -> int:
+    return sum(path.stat().st_size for path in folder.iterdir())
 
 
 def _checked(address: str) -> str:

@@ -8,6 +8,7 @@ from typing import Self, TypeAlias
 import httpx
 
 from kite import tracing
+from kite.clock import mono_us
 from kite.engine.errors import EngineAnswer, EngineError, EngineLate, EngineRefused, EngineUnreachable, refusal
 from kite.engine.facts import Facts, read_base, with_config, with_labels
 from kite.engine.reading import (
@@ -16,6 +17,7 @@ from kite.engine.reading import (
     Activity,
     Allocation,
     Distribution,
+    added,
     complete,
     named,
     read_activity,
@@ -24,10 +26,13 @@ from kite.engine.reading import (
     read_flag,
     read_folders,
     read_names,
+    read_slots,
+    read_use,
     read_written,
     words,
 )
-from kite.telemetry.allocator import METHOD
+from kite.telemetry.extension import ADAPTERS, ALLOCATOR, DROP
+from kite_schemas.yoco import SleepMode
 
 CONNECT_S = 2.0  # loopback: it answers at once or is not there
 HEALTH_S = 2.0
@@ -35,7 +40,10 @@ CONTROL_S = 10.0  # names, metrics, resume, cache reset
 FACTS_S = 60.0  # the first time vLLM looks at its whole environment, with compilers and packages
 LOAD_S = 60.0  # measured 6-50 ms; a large adapter from a cold disk takes seconds
 PAUSE_S = 60.0  # waits for the running requests
+SLEEP_S = 60.0  # 10.6 s were measured to fall asleep with 8 B and LoRA; the same to read the weights again
 READ_S = 60.0  # one call of `distributions`, all its prompts
+LEVELS = {SleepMode.L1: "1", SleepMode.L2: "2"}
+RELOAD = "reload_weights"  # of vLLM's worker
 KEEPALIVE_S = 2.0  # below the server's 5 s, so that no request meets a connection that is being closed
 READ_TRIES = 8  # of one distribution whose answer was spoilt by another client's request in the same batch
 
@@ -52,6 +60,10 @@ class Engine:
 
     def __init__(self, url: str) -> None:
         self.url = url
+        self.busy_us = 0  # monotonic time in which at least one request was under way
+        self._calls = 0
+        self._called_us = 0
+        self._loading = asyncio.Lock()  # two at once could not be told apart by what the engine holds
         self._http = httpx.AsyncClient(
             base_url=url,
             timeout=httpx.Timeout(CONTROL_S, connect=CONNECT_S),
@@ -97,21 +109,37 @@ class Engine:
 
     async def allocations(self) -> tuple[Allocation, ...] | None:
         """Return what torch's allocator holds for each worker, None on CPU: it answers between two steps."""
-        body = {"method": METHOD}
-        return read_allocations(
-            as_json(await self._call("POST", "/collective_rpc", "its allocators", CONTROL_S, body=body))
-        )
+        return read_allocations(await self._rpc(ALLOCATOR, "its allocators"))
 
-    async def load(self, name: str, path: str) -> None:
+    async def load(self, name: str, path: str) -> int | None:
         """Load the adapter in folder `path` (as the engine sees it) under a new `name`; a name is never loaded anew.
 
-        200 OK is no proof of an effect: an adapter whose keys match no module is accepted and the base is served.
+        Returns the engine's own number of it (its slot), None when the engine does not tell. 200 OK is no proof of an
+        effect: an adapter whose keys match no module is accepted and the base is served.
         """
         body = {"lora_name": name, "lora_path": path}
-        await self._call("POST", "/v1/load_lora_adapter", f"to load {name}", LOAD_S, body=body)
+        async with self._loading:
+            before = await self.held()
+            await self._call("POST", "/v1/load_lora_adapter", f"to load {name}", LOAD_S, body=body)
+            return added(before, await self.held())
+
+    async def held(self) -> frozenset[int] | None:
+        """Return the slots of the adapters that the engine holds, unloaded ones too; None when it does not tell."""
+        try:
+            return read_slots(await self._rpc(ADAPTERS, "its adapters"))
+        except EngineRefused:  # started without our extension, or outside of vLLM's development mode
+            return None
+
+    async def drop(self, slot: int) -> frozenset[int]:
+        """Let go of an adapter whose name is unloaded and that no request uses; return the slots that are left."""
+        return read_slots(await self._rpc(DROP, f"to drop slot {slot}", slot))
+
+    async def in_use(self, name: str) -> bool:
+        """Say whether a request for this adapter runs or waits. What a pause holds is not counted."""
+        return read_use(await self.metrics(), name)
 
     async def unload(self, name: str) -> None:
-        """Take the name away; requests under way finish. The engine keeps the tensors until it evicts them."""
+        """Take the name away; requests under way finish. The engine keeps the tensors until it evicts or drops them."""
         await self._call("POST", "/v1/unload_lora_adapter", f"to unload {name}", CONTROL_S, body={"lora_name": name})
 
     async def pause(self) -> None:
@@ -121,6 +149,41 @@ class Engine:
     async def resume(self) -> None:
         """Serve again, the held requests first."""
         await self._call("POST", "/resume", "to resume", CONTROL_S)
+
+    async def sleep(self, mode: SleepMode) -> None:
+        """Let the running requests finish, hold new ones, and give back what the mode says.
+
+        On a CPU vLLM takes every level and gives back nothing: what it can do is known before (the node's offer).
+        """
+        if mode in LEVELS:
+            query = {"level": LEVELS[mode], "mode": "wait"}
+            await self._call("POST", "/sleep", "to sleep", SLEEP_S, query=query)
+            return
+        await self.pause()
+        if mode is SleepMode.KV:
+            await self._call("POST", "/release_kv_cache_memory", "to release its KV cache", SLEEP_S)
+
+    async def wake(self, mode: SleepMode) -> None:
+        """Take back what a sleep in this mode gave, and serve again, the held requests first.
+
+        The second level has lost the weights and every adapter: the weights are read again before a request is served,
+        and the adapters' names are taken away, so that each is loaded anew and none is served by what is left of it.
+        """
+        if mode is SleepMode.PAUSED:
+            await self.resume()
+            return
+        if mode is SleepMode.L2:
+            await self._call("POST", "/wake_up", "to take memory for its weights", SLEEP_S, query={"tags": "weights"})
+            await self._rpc(RELOAD, "to read its weights again", limit_s=SLEEP_S)
+            await self._forget()
+        await self._call("POST", "/wake_up", "to wake", SLEEP_S)
+
+    async def _forget(self) -> None:
+        """Unload every adapter, and drop what is left of it."""
+        for name in (await self.models())[1:]:
+            await self.unload(name)
+        for slot in await self.held() or ():
+            await self.drop(slot)
 
     async def is_paused(self) -> bool:
         """Say whether new requests are held."""
@@ -177,6 +240,11 @@ class Engine:
         except TimeoutError as error:
             raise EngineLate(f"{len(prompts)} distributions of {model}", timeout_s) from error
 
+    async def _rpc(self, method: str, what: str, *arguments: object, limit_s: float = CONTROL_S) -> object:
+        """Call a method of our extension in the engine's worker; it answers between two steps."""
+        body = {"method": method, "args": list(arguments)}
+        return as_json(await self._call("POST", "/collective_rpc", what, limit_s, body=body))
+
     async def _distribution(
         self, model: str, prompt: Prompt, top: int, ids: Sequence[int], timeout_s: float
     ) -> Distribution:
@@ -223,7 +291,7 @@ class Engine:
         body: Mapping[str, object] | None = None,
         query: Mapping[str, str] | None = None,
     ) -> httpx.Response:
-        with transport_errors(self.url, what, limit_s):
+        with self._under_way(), transport_errors(self.url, what, limit_s):
             answer = await self._http.request(
                 method,
                 path,
@@ -236,6 +304,19 @@ class Engine:
             text = words(answer.text)
             raise EngineRefused(what, refusal(answer.status_code, text), text, answer.status_code)
         return answer
+
+    @contextmanager
+    def _under_way(self) -> Generator[None]:
+        """Count the time of a request; what runs side by side counts once."""
+        if not self._calls:
+            self._called_us = mono_us()
+        self._calls += 1
+        try:
+            yield
+        finally:
+            self._calls -= 1
+            if not self._calls:
+                self.busy_us += mono_us() - self._called_us
 
 
 @contextmanager

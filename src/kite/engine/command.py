@@ -3,7 +3,7 @@
 import sys
 from collections.abc import Mapping
 
-from kite.telemetry.allocator import EXTENSION
+from kite.telemetry.extension import EXTENSION
 from kite_schemas.yoco import EngineSpec
 
 HOST = "127.0.0.1"
@@ -53,7 +53,8 @@ def vllm_arguments(spec: EngineSpec, port: int) -> list[str]:
         "--worker-extension-cls": EXTENSION,
     }
     pairs = [word for name, value in options.items() for word in (name, str(value))]
-    return [sys.executable, "-m", VLLM_MODULE, *pairs, "--enable-lora", "--disable-uvicorn-access-log"]
+    sleeps = [] if spec.cpus else ["--enable-sleep-mode"]  # on a CPU vLLM refuses to start with it
+    return [sys.executable, "-m", VLLM_MODULE, *pairs, "--enable-lora", "--disable-uvicorn-access-log", *sleeps]
 
 
 def vllm_variables(spec: EngineSpec) -> dict[str, str]:

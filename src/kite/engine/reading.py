@@ -8,13 +8,14 @@ from dataclasses import dataclass
 from typing import cast
 
 from kite.engine.errors import EngineAnswer
-from kite.telemetry.allocator import INACTIVE, RESERVED
+from kite.telemetry.extension import INACTIVE, RESERVED
 
 TOKEN_PREFIX = "token_id:"  # noqa: S105 - the protocol's word for a token of the vocabulary
 FLOOR_NATS = -9_999.0  # the protocol's stand-in for minus infinity (JSON has none)
 TOP_MAX = 20  # default of --max-logprobs
 TOKENS_MAX = 128  # most ids that one read may ask for (vLLM's MAX_LOGPROB_TOKEN_IDS)
 WORDS_MAX = 2_000  # characters of an error text that are kept
+USE = "vllm:lora_requests_info"
 SUM_SLACK = 1e-3  # float32 (and bfloat16 logits) may push a sum of probabilities past 1 by this much
 
 Json = Mapping[str, object]
@@ -147,6 +148,44 @@ def read_allocations(answer: object) -> tuple[Allocation, ...] | None:
         return tuple(Allocation(int(told[RESERVED]), int(told[INACTIVE])) for told in workers if told is not None)
     except (KeyError, TypeError, ValueError) as error:
         raise EngineAnswer("the allocators have another form") from error
+
+
+def read_slots(answer: object) -> frozenset[int]:
+    """Return the slots that every worker holds: they hold the same. Raises EngineAnswer.
+
+    >>> sorted(read_slots({"results": [[1, 3]]}))
+    [1, 3]
+    """
+    try:
+        workers = cast("Sequence[Sequence[int]]", cast("Json", answer)["results"])
+        return frozenset(int(slot) for slot in workers[0])
+    except (KeyError, IndexError, TypeError, ValueError) as error:
+        raise EngineAnswer("the list of adapters that are held has another form") from error
+
+
+def added(before: frozenset[int] | None, after: frozenset[int] | None) -> int | None:
+    """Return the one slot that was taken between two looks, None when that cannot be told.
+
+    >>> added(frozenset({1, 2}), frozenset({2, 5}))
+    5
+    """
+    new = after - before if before is not None and after is not None else frozenset[int]()
+    return next(iter(new)) if len(new) == 1 else None
+
+
+def read_use(page: str, name: str) -> bool:
+    """Say whether a metrics page tells of a request for the adapter.
+
+    Each combination of adapters is a series of its own and stays for ever; its value is when it was true last. An
+    engine without requests may not have said so yet.
+    """
+    activity = read_activity(page)
+    found = re.findall(rf"^{USE}\{{(.*)\}} ([0-9.eE+-]+)$", page, re.MULTILINE)
+    if not found or activity == Activity(0, 0):
+        return False
+    labels = max(found, key=lambda series: float(series[1]))[0]
+    users = re.findall(r'(?:running|waiting)_lora_adapters="([^"]*)"', labels)
+    return any(name in listed.split(",") for listed in users)
 
 
 def read_written(answer: object) -> int:

@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 else:
     from pysqlite3 import dbapi2 as driver
 
-SCHEMA = 1
+SCHEMA = 2
+"""1 had no notices: they are added to it."""
 APPLICATION = 0x4B495445  # "KITE": tells a journal from other SQLite files
 KEEP_US = 8 * 86_400 * US_PER_S
 """Ended orders are kept longer than the bus keeps decisions (7 days), so that none can come back unknown."""
@@ -39,6 +40,14 @@ CREATE TABLE orders (
     changed_us INTEGER NOT NULL
 ) STRICT
 """
+_CREATE_NOTICES = """
+CREATE TABLE notices (subject TEXT PRIMARY KEY, raw BLOB NOT NULL, published_us INTEGER NOT NULL) STRICT
+"""
+_NOTICE = """
+INSERT INTO notices VALUES (?, ?, ?)
+ON CONFLICT (subject) DO UPDATE SET raw = excluded.raw, published_us = excluded.published_us
+"""
+_NOTICES = "SELECT subject, raw, published_us FROM notices ORDER BY published_us"
 _BEGIN = """
 INSERT INTO orders VALUES (?, ?, 'begun', ?, ?, 1, x'', 0, ?)
 ON CONFLICT (id) DO UPDATE SET attempt = attempt + 1, changed_us = excluded.changed_us
@@ -79,6 +88,15 @@ class Entry:
     published_us: int
     attempt: int
     outcome: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Notice:
+    """The newest decision of one subject that the worker only has to know about."""
+
+    subject: str
+    raw: bytes
+    published_us: int
 
 
 class Journal:
@@ -125,6 +143,16 @@ class Journal:
         with _guarded(self._path):
             rows: list[Columns] = self._connection.execute(_OPEN).fetchall()
         return [_entry(row) for row in rows]
+
+    def notices(self) -> list[Notice]:
+        """Return the newest notice of each subject, the oldest first."""
+        with _guarded(self._path):
+            rows: list[tuple[str, bytes, int]] = self._connection.execute(_NOTICES).fetchall()
+        return [Notice(*row) for row in rows]
+
+    def notice(self, subject: str, raw: bytes, published_us: int) -> None:
+        """Remember the newest notice of a subject: once acknowledged, the bus does not deliver it again."""
+        self._change(_NOTICE, subject, raw, published_us)
 
     def begin(self, order_id: str, target: str, raw: bytes, published_us: int) -> int:
         """Record that an attempt begins, before it has any effect, and return its number, from 1."""
@@ -185,10 +213,12 @@ def _prepare(path: Path, connection: driver.Connection) -> None:
             raise JournalTooNew(path, found, SCHEMA)
         if not found and not connection.execute("SELECT count(*) FROM sqlite_schema").fetchone()[0]:
             connection.execute(_CREATE)
-            connection.execute(f"PRAGMA user_version = {SCHEMA}")
             connection.execute(f"PRAGMA application_id = {APPLICATION}")
         elif application != APPLICATION:
             raise NotAJournal(path, "another program wrote it")
+        if found < SCHEMA:
+            connection.execute(_CREATE_NOTICES)
+            connection.execute(f"PRAGMA user_version = {SCHEMA}")
         connection.execute("COMMIT")
         connection.execute("PRAGMA journal_mode = WAL")  # last: a file that is not ours stays as it is
 

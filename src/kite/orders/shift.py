@@ -14,7 +14,7 @@ from kite.clock import US_PER_S
 from kite.errors import KiteError
 from kite.events import Composed
 from kite.orders.flight import Flight, NoOrder, read
-from kite.orders.journal import Entry, Journal
+from kite.orders.journal import Entry, Journal, Notice
 from kite.orders.lanes import Lanes
 from kite.orders.report import LAST_STEP, Reporter
 from kite.orders.task import FIRST_STAGE, Emit, Notices, Received, Task, Tasks, current_stage, stage
@@ -54,6 +54,8 @@ class Shift:
 
     def resume(self) -> None:
         """Take up what the run before this one left: at once, not when the bus delivers it again."""
+        for notice in self._journal.notices():
+            self._recall(notice)
         for entry in self._journal.unfinished():
             try:
                 flight = read(decode(entry.raw), entry.raw, entry.published_us)
@@ -80,7 +82,7 @@ class Shift:
             if isinstance(event.data, OrderExpired):
                 self._expire(event.data)
             elif isinstance(event.data, Decision) and type(event.data) in self._notices:
-                self._notify(event.data, message)
+                self._notify(event.data, event.header.id, message)
             else:
                 self._accept(event, work)
                 return True
@@ -88,15 +90,30 @@ class Shift:
             log.warning("order_unknown", subject=message.subject, seq=message.seq, reason=str(error))
         return False
 
-    def _notify(self, notice: Decision, message: Message) -> None:
+    def _recall(self, notice: Notice) -> None:
+        """Pass on what the run before this one knew."""
+        try:
+            event = decode(notice.raw)
+        except MalformedEvent as error:  # written by another version of KITE
+            log.error("notice_unreadable", subject=notice.subject, reason=str(error))
+            return
+        if isinstance(event.data, Decision) and type(event.data) in self._notices:
+            self._noticed[notice.subject] = notice.published_us
+            self._hear(event.data, event.header.id)
+
+    def _notify(self, notice: Decision, event_id: str, message: Message) -> None:
         """Pass a notice on, unless a newer one on its subject has been: then it says what no longer holds."""
         if message.published_us < self._noticed.get(message.subject, 0):
             log.info("notice_overtaken", subject=message.subject, seq=message.seq)
             return
         self._noticed[message.subject] = message.published_us
-        hear = cast("Callable[[Decision], None]", self._notices[type(notice)])
+        self._journal.notice(message.subject, message.payload, message.published_us)
         log.info("notice_heard", type=notice.TYPE, subject=message.subject, seq=message.seq)
-        hear(notice)
+        self._hear(notice, event_id)
+
+    def _hear(self, notice: Decision, event_id: str) -> None:
+        hear = cast("Callable[[Decision, str], None]", self._notices[type(notice)])
+        hear(notice, event_id)
 
     def _accept(self, event: Event, work: Work) -> None:
         """Queue an order; one that is in hand already only takes over the newer delivery. Raises NoOrder."""

@@ -55,8 +55,10 @@ class Task(Generic[O_contra]):
 Tasks: TypeAlias = Mapping[type[Order], Task[Never]]
 """The table of a service: each task takes exactly the orders of its key."""
 
-Notices: TypeAlias = Mapping[type[Decision], Callable[[Never], None]]
-"""Decisions that a worker only has to know about: who is called with each type. They have no outcome.
+Notices: TypeAlias = Mapping[type[Decision], Callable[[Never, str], None]]
+"""Decisions that a worker only has to know about: who is called with each type and its event id. They have no outcome.
+
+The newest of each subject is remembered in the journal, and passed on again when the worker starts anew.
 
 Called at each delivery, which is acknowledged then: so a call must do no more the second time, and must not raise. A
 notice that is delivered again behind a newer one on its subject no longer holds and is passed over.

@@ -1,9 +1,10 @@
 """The worker: one durable consumer, a lane per target, and a journal that makes effects happen once."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import aclosing
 from pathlib import Path
+from typing import TypeAlias
 
 from kite.bus import DEC, Bus, dec_filters
 from kite.events import Origin
@@ -17,6 +18,9 @@ ACK_WAIT_S = 30.0
 RENEW_S = 10.0  # how often an order in hand asks for another ACK_WAIT_S
 ACK_PENDING_MSGS = 256  # orders in hand at most; the bus holds back the rest
 NO_NOTICES: Notices = {}
+
+Begin: TypeAlias = Callable[[], Awaitable[None]]
+"""What a service does before its first order."""
 
 
 class Worker:
@@ -55,13 +59,16 @@ class Worker:
         """Publish a fact that belongs to no order; returns when the bus has it, and waits while it is away or full."""
         await self._reporter.say(subject, fact, correlation)
 
-    async def run(self) -> None:
+    async def run(self, begin: Begin | None = None) -> None:
         """Work until cancelled. What is under way then is resumed by the next run, as the next attempt.
 
-        Raises the journal's errors, the bus's, and whatever a handler raises that is no KiteError.
+        `begin` is awaited once the journal is ours, and before an order is taken up. Raises the journal's errors, the
+        bus's, those of `begin`, and whatever a handler raises that is no KiteError.
         """
         filters = dec_filters(self._service, self._node)
         with Journal.open(self._journal) as journal:
+            if begin is not None:
+                await begin()
             try:
                 async with asyncio.TaskGroup() as group:
                     template = filters[0].removesuffix(".>")

@@ -126,17 +126,19 @@ async def prove_again(  # noqa: PLR0917 - as above
     root: Path,
     *,
     probes_max: int | None = None,
+    listed: bool = False,
 ) -> Proven | Missing:
     """Prove a version that has a print: at most δ from it, and half of the recorded distance from the recorded base.
 
     One request a probe, all on the version. `probes_max` takes only so many, of at most 8 tokens each and those that
-    were farthest from the base: a wake proves with 1, whose request is the warm-up token as well.
+    were farthest from the base: a wake proves with 1, whose request is the warm-up token as well. `listed`: the engine
+    has just named the version among its models, and is not asked again.
 
     Raises the engine's errors, PrintMissing, PrintDamaged and PrintMismatch.
     """
     recorded = await asyncio.to_thread(prints.recall, root, effect_print)
     _match(recorded, base, version, probes)
-    if version not in await engine.models():
+    if not listed and version not in await engine.models():
         return _not_listed(version)
     chosen = choose(recorded, probes, probes_max, base_min(noise_micronats))
     positions = [recorded.positions[index] for index in chosen]

@@ -59,7 +59,7 @@ class Outlet:
         else:
             self._drop("full" if self._bus.is_connected else "disconnected")
 
-    def switch(self, boot: str, changed: TransportChanged) -> None:
+    def switch(self, boot: str, changed: TransportChanged, _id: str = "") -> None:
         """Let windows travel as decided, if it was decided for this start (`boot`) of yoco."""
         if changed.boot != boot:
             log.info("transport_ignored", boot=changed.boot, own=boot)

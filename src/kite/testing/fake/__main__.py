@@ -36,6 +36,7 @@ def serve(options: argparse.Namespace) -> None:
         cast("str", options.served_name),
         cast("Path", options.base),
         max_model_len=cast("int", options.max_model_len),
+        max_loras=cast("int", options.max_loras),
         max_lora_rank=cast("int", options.max_lora_rank),
     )
     stop_tracing = start_tracing()

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 from kite.errors import MissingPath
+from kite.testing.fake.slots import Slots
 from kite.testing.llama import PEFT_PREFIX, Llama, tensors
 
 if TYPE_CHECKING:
@@ -35,17 +36,19 @@ class Served:
     tokenizer: "Tokenizer"
     max_model_len: int
     max_lora_rank: int
-    adapters: dict[str, Llama] = field(default_factory=dict[str, Llama])
+    adapters: dict[str, Llama | None] = field(default_factory=dict[str, Llama | None])  # None: lost in a deep sleep
     paths: dict[str, str] = field(default_factory=dict[str, str])
+    slots: Slots = field(default_factory=Slots)
 
     @classmethod
-    def open(cls, name: str, base: Path, *, max_model_len: int, max_lora_rank: int) -> "Served":
+    def open(cls, name: str, base: Path, *, max_model_len: int, max_loras: int, max_lora_rank: int) -> "Served":
         """Read the folder of a base. Raises MissingPath, or OSError for one without a tokenizer."""
         from tokenizers import Tokenizer
 
         tokenizer = base / "tokenizer.json"
         model = Llama.load(base)
-        return cls(name, model, Tokenizer.from_str(tokenizer.read_text()), max_model_len, max_lora_rank)
+        text = tokenizer.read_text()
+        return cls(name, model, Tokenizer.from_str(text), max_model_len, max_lora_rank, slots=Slots(max_loras))
 
     def load(self, name: str, path: str) -> None:
         """Merge an adapter under a new name. Raises Refused with what vLLM answers."""
@@ -62,12 +65,14 @@ class Served:
             raise Refused(HTTPStatus.INTERNAL_SERVER_ERROR, problems)
         self.adapters[name] = self._merged(folder)
         self.paths[name] = path
+        self.slots.take(name, path)
 
     def unload(self, name: str) -> None:
         """Take a name away. Raises Refused."""
         if name not in self.adapters:
             raise Refused(HTTPStatus.NOT_FOUND, f"The lora adapter '{name}' cannot be found.")
         del self.adapters[name], self.paths[name]
+        self.slots.forget(name)
 
     def model(self, name: str) -> Llama:
         """Return what is served under a name. Raises Refused."""
@@ -75,7 +80,10 @@ class Served:
             return self.base
         if name not in self.adapters:
             raise Refused(HTTPStatus.NOT_FOUND, f"The model `{name}` does not exist.")
-        return self.adapters[name]
+        found = self.adapters[name]
+        if found is None:
+            raise Refused(HTTPStatus.INTERNAL_SERVER_ERROR, f"KeyError: {name!r}")
+        return found
 
     def ids(self, prompt: str | Sequence[int]) -> list[int]:
         """Return the tokens of a prompt. Raises Refused when they are none or too many."""

@@ -14,15 +14,18 @@ from msgspec import structs
 
 from kite.clock import US_PER_S
 from kite.telemetry import Totals
-from kite.telemetry.allocator import METHOD
+from kite.telemetry.extension import ADAPTERS, ALLOCATOR, DROP
 from kite.testing.fake.cache import PrefixCache
 from kite.testing.fake.completion import complete, parse
 from kite.testing.fake.gate import Gate, Gone
 from kite.testing.fake.model import Refused, Served
+from kite.testing.fake.sleep import FORGETS_LEVEL, Sleep
 from kite.testing.fake.spans import request_span
+from kite.testing.fake.trouble import RUBBISH, Trouble
 
 BODY_MAX_BYTES = 4 * 1024 * 1024
 MODES = ("wait",)
+RELOAD = "reload_weights"
 
 Json: TypeAlias = Mapping[str, object]
 
@@ -34,6 +37,8 @@ class Fake:
     served: Served
     cache: PrefixCache
     gate: Gate = field(default_factory=Gate)
+    rest: Sleep = field(default_factory=Sleep)
+    trouble: Trouble = field(default_factory=Trouble)
 
     def totals(self) -> Totals:
         """Return what vLLM's stat logger tells."""
@@ -103,6 +108,11 @@ class Handler(BaseHTTPRequestHandler):
 
     def _answer(self, routes: "Mapping[str, Route]") -> None:
         route = routes.get(urlsplit(self.path).path, unknown)
+        if route is not begin_trouble:
+            self.server.fake.trouble.hang()
+            if self.server.fake.trouble.rubbish:
+                self.send(HTTPStatus.OK, RUBBISH, "text/html")
+                return
         try:
             route(self, self.server.fake)
         except Refused as refused:
@@ -187,6 +197,44 @@ def resume(handler: Handler, fake: Fake) -> None:
     send_json(handler, {"status": "resumed"})
 
 
+def sleep(handler: Handler, fake: Fake) -> None:
+    """Hold new requests once those inside have finished, and give back memory by level."""
+    handler.body()
+    if handler.query.get("mode", ["abort"])[0] not in MODES:
+        raise Refused(HTTPStatus.BAD_REQUEST, f"the fake sleeps in mode {MODES[0]} only")
+    level = int(handler.query.get("level", ["1"])[0])
+    if not 0 <= level <= FORGETS_LEVEL:
+        raise Refused(HTTPStatus.UNPROCESSABLE_ENTITY, f"level {level}")
+    fake.gate.pause()
+    fake.cache.clear()
+    fake.rest.fall(level, fake.served)
+    send_json(handler, {"status": "sleeping", "level": level})
+
+
+def release(handler: Handler, fake: Fake) -> None:
+    """Give back the KV cache alone; only while paused."""
+    handler.body()
+    fake.rest.release(paused=fake.gate.paused)
+    fake.cache.clear()
+    send_json(handler, {"status": "kv_cache_released"})
+
+
+def wake_up(handler: Handler, fake: Fake) -> None:
+    """Take memory again, by tags or all; serve when all is there."""
+    handler.body()
+    tags = handler.query.get("tags", [])
+    awake = fake.rest.rise(tags)
+    if awake:
+        fake.gate.resume()
+    send_json(handler, {"status": "awake" if awake else "sleeping", "tags": tags or None})
+
+
+def is_sleeping(handler: Handler, fake: Fake) -> None:
+    """Say whether it sleeps at any level, and, unlike vLLM, what it has given back."""
+    given = sorted(fake.rest.tags)
+    send_json(handler, {"is_sleeping": fake.gate.paused or bool(given), "level": fake.rest.level, "tags": given})
+
+
 def is_paused(handler: Handler, fake: Fake) -> None:
     """Say whether new requests are held."""
     send_json(handler, {"is_paused": fake.gate.paused})
@@ -203,10 +251,20 @@ def reset_prefix_cache(handler: Handler, fake: Fake) -> None:
 
 def collective_rpc(handler: Handler, fake: Fake) -> None:
     """Call a method of the one worker, which has no GPU: it has nothing to say of an allocator."""
-    del fake
-    if handler.body().get("method") != METHOD:
-        raise Refused(HTTPStatus.INTERNAL_SERVER_ERROR, "")
-    send_json(handler, {"results": [None]})
+    body = handler.body()
+    match body.get("method"), cast("list[object]", body.get("args") or []):
+        case str(method), [] if method == ALLOCATOR:
+            send_json(handler, {"results": [None]})
+        case str(method), [] if method == ADAPTERS:
+            send_json(handler, {"results": [fake.served.slots.held()]})
+        case str(method), [int(slot)] if method == DROP:
+            fake.served.slots.drop(slot)
+            send_json(handler, {"results": [fake.served.slots.held()]})
+        case str(method), [] if method == RELOAD:
+            fake.rest.reload(fake.served)
+            send_json(handler, {"results": [None]})
+        case _:
+            raise Refused(HTTPStatus.INTERNAL_SERVER_ERROR, "")
 
 
 def metrics(handler: Handler, fake: Fake) -> None:
@@ -222,7 +280,16 @@ def metrics(handler: Handler, fake: Fake) -> None:
     }
     labels = f'{{engine="0",model_name="{fake.served.name}"}}'
     lines = [f"{name}{labels} {float(value or 0)}\n" for name, value in found.items()]
+    lines += fake.served.slots.lines()
     handler.send(HTTPStatus.OK, "".join(lines).encode(), "text/plain; version=0.0.4; charset=utf-8")
+
+
+def begin_trouble(handler: Handler, fake: Fake) -> None:
+    """Do wrong from now on. vLLM has no such route; it needs none."""
+    how = handler.query.get("how", [""])[0]
+    if not fake.trouble.begin(how):
+        raise Refused(HTTPStatus.BAD_REQUEST, f"no trouble is called {how!r}")
+    send_json(handler, {"trouble": how})
 
 
 def completions(handler: Handler, fake: Fake) -> None:
@@ -230,7 +297,7 @@ def completions(handler: Handler, fake: Fake) -> None:
     body = handler.body()
     with request_span(dict(handler.headers)):
         request = parse(body, fake.served)
-        with fake.gate.inside(handler.gone):
+        with fake.gate.inside(handler.gone), fake.served.slots.used(request.model):
             for prompt in request.prompts:
                 fake.cache.look_up(request.model, prompt)
             answer = complete(request, fake.served)
@@ -242,6 +309,7 @@ GETS: Mapping[str, Route] = {
     "/v1/models": models,
     "/server_info": server_info,
     "/is_paused": is_paused,
+    "/is_sleeping": is_sleeping,
     "/metrics": metrics,
 }
 
@@ -251,6 +319,10 @@ POSTS: Mapping[str, Route] = {
     "/v1/unload_lora_adapter": unload,
     "/pause": pause,
     "/resume": resume,
+    "/sleep": sleep,
+    "/wake_up": wake_up,
+    "/release_kv_cache_memory": release,
     "/reset_prefix_cache": reset_prefix_cache,
     "/collective_rpc": collective_rpc,
+    "/trouble": begin_trouble,
 }
