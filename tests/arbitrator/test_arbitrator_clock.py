@@ -13,6 +13,7 @@ from kite.trust import Keyring
 from kite_arbitrator import core
 from kite_arbitrator.leader import Leader
 from kite_arbitrator.ledgertime import LedgerClock
+from kite_arbitrator.metrics import Meter
 from kite_arbitrator.testing.running import Place
 from kite_incident.replay import verify
 from kite_schemas.ledger import ClockStepped, Tick
@@ -91,6 +92,7 @@ async def test_a_step_is_a_row_and_ticks_go_on_at_their_pace(tmp_path: Path):
                 signer=None,
                 shared=False,
                 now=LedgerClock(0, wall_us=wall),
+                meter=Meter(),
             )
             run = asyncio.create_task(leader.run())
             for by_us in (HOUR_US, -HOUR_US):

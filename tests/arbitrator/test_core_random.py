@@ -9,7 +9,7 @@ import os
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import reduce
 from hashlib import sha256
 from random import Random
@@ -22,11 +22,12 @@ from pydantic import JsonValue
 
 from kite_arbitrator import core
 from kite_arbitrator.reading import LASTING
-from kite_arbitrator.state import OpenOrder, Row, State, current, stale
-from kite_arbitrator.testing import BASE, HEALTHY, IDLE, NODE, SECOND_US, WINDOW_US, Doing, Story, Told
+from kite_arbitrator.rules.v1.memory import prewarming
+from kite_arbitrator.state import OpenOrder, Phase, Row, Standing, State, current, stale
+from kite_arbitrator.testing import BASE, HEALTHY, IDLE, NODE, PAUSES, SECOND_US, WINDOW_US, Doing, Story, Told, offer
 from kite_arbitrator.testing import adapter as adapter_of
 from kite_arbitrator.turns import way
-from kite_schemas.arbitration import ChannelSelected, GapAcknowledged, Held, PressureChanged
+from kite_schemas.arbitration import ChannelSelected, GapAcknowledged, Held, OrderExpired, PressureChanged
 from kite_schemas.guard import (
     Compared,
     ComparisonFailed,
@@ -44,33 +45,49 @@ from kite_schemas.telemetry import Window
 from kite_schemas.upcycle import (
     AdapterRefused,
     AdapterVerified,
+    BlendDeleted,
     BlendFailed,
     BlendLoaded,
     BlendStored,
+    BlendUnloaded,
+    DeleteFailed,
+    DeleteOrdered,
+    DriftObserved,
     EffectPrint,
     InjectionAdmitted,
     InjectionClosed,
     InjectionRequested,
     LoadFailed,
     LoadOrdered,
+    RebuildOrdered,
     Resident,
+    RetireFailed,
+    RetireOrdered,
+    RollbackClosed,
     RollbackFailed,
     RollbackOrdered,
+    RollbackRequested,
     RolledBack,
     VerificationOrdered,
     Violation,
 )
-from kite_schemas.why import Decision, Order, Reason
+from kite_schemas.why import Decision, Order, Outcome, Reason
 from kite_schemas.yoco import (
     DrainOrdered,
+    DrainRequested,
+    Found,
     InstanceChanged,
     InstanceOrder,
     InstanceReady,
     OrderFailed,
+    OrderRefused,
     OrderRequested,
     PrewarmBlocked,
+    PrewarmOrdered,
+    SleepMode,
     SleepOrdered,
     StartOrdered,
+    StopOrdered,
     WakeOrdered,
 )
 from kite_schemas.yoco import Path as WakePath
@@ -94,6 +111,9 @@ LIMITS: dict[str, JsonValue] = {
     "arbitration.miss_jump_ppm": 0,
     "arbitration.injection_rate_max_milli": 1_000,
     "arbitration.idle_us": 3 * SECOND_US,
+    "upcycle.retention_us": 20 * SECOND_US,
+    "upcycle.retained_share_max_ppm": 0,
+    "upcycle.drift_interval_us": 10 * SECOND_US,
 }
 """Limits that a short history crosses."""
 
@@ -111,6 +131,9 @@ CHANGES: tuple[tuple[str, tuple[JsonValue, ...]], ...] = (
     ("arbitration.loss_windows", (None, 1, 3)),
     ("yoco.reserve_bytes", (None, 1_800_000_000, 8_000_000_000, 1 << 40)),
     ("upcycle.weight_decay_pressure_ppm", (None, 710_000, 600_000)),
+    ("upcycle.retention_us", (None, 1, 20 * SECOND_US)),
+    ("upcycle.retained_share_max_ppm", (None, 0, 180_000)),
+    ("upcycle.drift_interval_us", (None, 10 * SECOND_US)),
     ("arbitration.unknown", (1,)),
 )
 """What a policy may change to; the switch window stays, for its promise is checked."""
@@ -144,14 +167,16 @@ def verified(order: VerificationOrdered, end: Ending, well: bool) -> Facts:
     return [AdapterRefused(**about, violations=(broken,), total=1)]
 
 
-def blended(order: InjectionAdmitted, end: Ending, well: bool) -> Facts:
+def blended(order: InjectionAdmitted | RebuildOrdered, end: Ending, well: bool) -> Facts:
     about: Ending = {**end, "request": order.request, "duration_us": 1}
     if not well:
         return [BlendFailed(**about, code="rank_exceeded", message="")]
-    mark = end["order"]
-    resident = Resident(blend=order.blend, version=f"{order.blend}@{mark[-12:]}", path=f"store/{mark}")
+    digest = end["order"].replace("-", "") * 2
+    resident = Resident(blend=order.blend, version=f"{order.blend}@{digest[:12]}", path=f"store/{digest}")
+    if isinstance(order, RebuildOrdered):
+        resident = resident.model_copy(update={"version": order.version})
     measures: Ending = {"method": "concatenate", "rank": 4, "residual_ppm": 0, "share_ppm": 1}
-    return [BlendStored(**about, resident=resident, digest=DIGEST, **measures)]
+    return [BlendStored(**about, resident=resident, digest=digest, **measures)]
 
 
 def loaded(order: LoadOrdered, end: Ending, well: bool) -> Facts:
@@ -162,12 +187,24 @@ def loaded(order: LoadOrdered, end: Ending, well: bool) -> Facts:
         return [fact, EffectProven(**end, **about, base_micronats=9, base_min_micronats=1, effect_print=seen)]
     if end["order"][-1] in "01234567":
         return [LoadFailed(**end, **about, stage="load", code="x", message="")]
-    return [fact, EffectMissing(**end, **about, code=Missing.LIKE_BASE, message="")]
+    code = Missing.NOT_FINITE if end["order"][-1] in "89ab" else Missing.LIKE_BASE
+    return [fact, EffectMissing(**end, **about, code=code, message="")]
 
 
 def undone(order: RollbackOrdered, end: Ending, well: bool) -> Facts:
     about: Ending = {**end, "request": order.request, "instance": order.instance, "version": order.version}
-    return [RolledBack(**about) if well else RollbackFailed(**about, code="x", message="")]
+    healed = None if order.base is None else end["order"][-2] in "01234567"
+    return [RolledBack(**about, healed=healed) if well else RollbackFailed(**about, code="x", message="")]
+
+
+def retired(order: RetireOrdered, end: Ending, well: bool) -> Facts:
+    about: Ending = {**end, "instance": order.instance, "version": order.version}
+    return [BlendUnloaded(**about, duration_us=1) if well else RetireFailed(**about, code="busy", message="")]
+
+
+def deleted(order: DeleteOrdered, end: Ending, well: bool) -> Facts:
+    about: Ending = {**end, "version": order.version, "digest": order.digest}
+    return [BlendDeleted(**about, freed_bytes=1) if well else DeleteFailed(**about, code="disk", message="")]
 
 
 def measured(order: ComparisonOrdered, end: Ending, well: bool) -> Facts:
@@ -190,12 +227,16 @@ def half_measured(order: MeasurementOrdered, end: Ending, well: bool) -> Facts:
 
 def lived(order: InstanceOrder, end: Ending, well: bool) -> Facts:
     name, (good, bad) = order.instance, LIVES[type(order)]
+    if not well and isinstance(order, WakeOrdered) and end["order"][-1] in "01234567":
+        told: Ending = {"code": Reason.DEADLINE_UNREACHABLE.value, "message": "", "expected_us": 1}
+        return [OrderRefused(**end, instance=name, **told)]
     if not well:
         return [OrderFailed(**end, instance=name, state=bad, stage="x", code="x", message="")]
     about: Ending = {"instance": name, "node": order.node, "from_state": Life.READY, "code": "x", "duration_us": 1}
-    if isinstance(order, DrainOrdered | SleepOrdered):
+    if isinstance(order, DrainOrdered | SleepOrdered | PrewarmOrdered | StopOrdered):
         return [InstanceChanged(**end, **about, to_state=good)]
-    versions = tuple(r.version for r in order.residents) if isinstance(order, WakeOrdered) else ()
+    held = order.residents if isinstance(order, WakeOrdered | StartOrdered) else None
+    versions = tuple(resident.version for resident in held or ())
     ready: Ending = {"pid": 1, "endpoint": "http://127.0.0.1:9000", "noise_micronats": 0, "t_wake_us": 1}
     return [
         InstanceChanged(order=end["order"], **about, to_state=good),
@@ -210,6 +251,8 @@ LIVES: dict[type[InstanceOrder], tuple[Life, Life]] = {
     DrainOrdered: (Life.DRAINING, Life.DRAINING),
     SleepOrdered: (Life.ASLEEP, Life.DRAINING),
     WakeOrdered: (Life.WAKING, Life.ASLEEP),
+    PrewarmOrdered: (Life.PREWARMED, Life.FAILED),
+    StopOrdered: (Life.ABSENT, Life.READY),
 }
 
 OUTCOMES: dict[type[Order], Callable[[Any, Ending, bool], Facts]] = {
@@ -217,6 +260,9 @@ OUTCOMES: dict[type[Order], Callable[[Any, Ending, bool], Facts]] = {
     InjectionAdmitted: blended,
     LoadOrdered: loaded,
     RollbackOrdered: undone,
+    RetireOrdered: retired,
+    DeleteOrdered: deleted,
+    RebuildOrdered: blended,
     ComparisonOrdered: measured,
     MeasurementOrdered: half_measured,
     **dict.fromkeys(LIVES, lived),
@@ -236,7 +282,8 @@ class World:
         self._pick = pick
         self.nodes = (NODE, OTHER)[: pick((1, 1, 2), "nodes")]
         arrive = pick((Story.up, Story.up, Story.begin), "arrive")
-        self.fleet = arrive(Story(), ready=pick((1, 2), "ready"), standbys=2, nodes=self.nodes)
+        story = Story(engines=pick(((), (PAUSES,), (offer(SleepMode.L1),)), "engines"))
+        self.fleet = arrive(story, ready=pick((1, 2), "ready"), standbys=2, nodes=self.nodes, prewarmed=1)
         self.orders: dict[str, Order] = {}
         self.orders |= {row.id: row.data for row in self.fleet.decided if isinstance(row.data, Order)}
         self.said: list[Data] = []
@@ -259,7 +306,8 @@ class World:
         """Let one thing happen."""
         deeds: list[Callable[[], None]] = [self._answer] * 12 + [self._watch] * 12 + [self._inject] * 4
         deeds += [self._tick] * 2 + [self._policy] * 2
-        deeds += [self._ask, self._late, self._again, self._restart, self._die, self._compare]
+        deeds += [self._ask, self._late, self._again, self._restart, self._die, self._compare, self._drain]
+        deeds += [self._return, self._drift]
         deeds += [self._late_window, self._gap, self._acknowledge, self._lease]
         self._pick(deeds, "deed")()
 
@@ -267,10 +315,39 @@ class World:
         adapter = adapter_of(self._pick(ADAPTERS, "adapter"))
         blend = self._pick(BLENDS, "blend")
         weight_ppm = self._pick((None, 200_000, 900_000), "weight")
-        self.tell(InjectionRequested(actor="t", blend=blend, adapter=adapter, base=BASE, weight_ppm=weight_ppm))
+        fields: Ending = {"weight_ppm": weight_ppm, "partial": self._pick((False, False, True), "partial")}
+        self.tell(InjectionRequested(actor="t", blend=blend, adapter=adapter, base=BASE, **fields))
+
+    def _return(self) -> None:
+        """Ask for the version before, or for any that there ever was."""
+        version = self._pick((None, None, *sorted(self.fleet.state.versions)), "version")
+        blend = version.partition("@")[0] if version else self._pick(BLENDS, "blend")
+        dry_run = self._pick((False, False, True), "dry run")
+        self.tell(RollbackRequested(actor="t", blend=blend, version=version, dry_run=dry_run), f"blend/{blend}")
+
+    def _drift(self) -> None:
+        """Look at an engine: it lists anything, and anything may be damaged."""
+        watched = [i for i in self.fleet.state.instances.values() if i.told is not None]
+        if not watched:
+            return
+        instance = self._pick(sorted(watched, key=lambda i: i.id), "instance")
+        expected = instance.told.versions if instance.told else ()
+        found = self._pick((expected, (), (*instance.versions, "alien"), expected[:1]), "found")
+        missing = self._pick(((), (), expected[:1]), "missing")
+        told = instance.told.id if instance.told else ""
+        where: Ending = {"node": instance.node, "instance": instance.id, "told": told}
+        self.tell(DriftObserved(**where, expected=expected, found=found, missing=missing))
 
     def _ask(self) -> None:
-        self.tell(OrderRequested(actor="t", base=BASE), f"base/{BASE}")
+        deadline_us, late = self._pick((None, 1_000), "deadline"), self._pick((True, False), "late")
+        name = self._pick((None, None, *sorted(self.fleet.state.instances)), "instance")
+        request = OrderRequested(actor="t", base=BASE, instance=name, deadline_us=deadline_us, late=late)
+        self.tell(request, f"base/{BASE}")
+
+    def _drain(self) -> None:
+        name = self._pick((*sorted(self.fleet.state.instances), "nobody"), "instance")
+        request = DrainRequested(actor="t", instance=name, force=self._pick((True, False), "force"))
+        self.tell(request, f"instance/{name}")
 
     def _compare(self) -> None:
         second = f"{self._pick(self.nodes, 'node')}-{BASE}-1"
@@ -304,8 +381,16 @@ class World:
         node = self._pick(self.nodes, "node")
         hour_us = 3_600 * SECOND_US
         self.offset_us[node] = self._pick((0, 5 * hour_us, -5 * hour_us), "clock")
-        self.fleet.register(f"boot {self.fleet.state.pos}", node=node)
+        found = self._pick(((), self._running(node)), "found")
+        self.fleet.register(f"boot {self.fleet.state.pos}", node=node, found=found)
         self._look()
+
+    def _running(self, node: str) -> tuple[Found, ...]:
+        """Return what a yoco finds that begins anew; some of it nobody has told of before."""
+        there = (i for i in self.fleet.state.instances.values() if i.node == node and i.state is not Life.ABSENT)
+        told = tuple(self.fleet.found(i.id, endpoint=i.endpoint or "http://127.0.0.1:9000") for i in there)
+        stranger: Ending = {"state": Life.READY, "endpoint": "http://127.0.0.1:9000", "base": BASE, "device": "cpu0"}
+        return (*told, Found(instance=f"{node}-{BASE}-9", pid=1, **stranger))
 
     def _die(self) -> None:
         name = f"{self._pick(self.nodes, 'node')}-{BASE}-{self._pick(range(4), 'instance')}"
@@ -384,6 +469,8 @@ def check_step(state: State, fleet: Story) -> State:
             check_fresh(state, row)
             check_memory(state, row)
             check_destroying(state, row)
+            check_kept(state, row)
+            check_slots(state, row)
         state = core.evolve(state, row)
     assert state == fleet.state  # whoever only folds the rows knows the same
     return state
@@ -405,7 +492,7 @@ def check_fresh(state: State, row: Row) -> None:
             nodes = [data.node]
         case DrainOrdered() if data.why.reason is Reason.IDLE:
             nodes = [data.node]
-        case StartOrdered() | PrewarmBlocked():
+        case StartOrdered() | PrewarmOrdered() | PrewarmBlocked():
             nodes = [data.node]
         case PressureChanged() if data.on or data.why.reason is Reason.CALM:
             nodes = [data.node]
@@ -422,9 +509,10 @@ def check_memory(state: State, row: Row) -> None:
     if not isinstance(start, StartOrdered) or reserve_bytes is None:
         return
     (device,) = [device for device in state.nodes[start.node].devices if device.id == start.device]
-    gone = {Life.ABSENT, Life.FAILED}
+    gone = {Life.ABSENT, Life.FAILED, Life.PREWARMED}
     place = (start.node, start.device)
     live = [i for i in state.instances.values() if (i.node, i.device) == place and i.state not in gone]
+    live = [i for i in live if not prewarming(state, i.id)]
     needed_bytes = max(reserve_bytes, start.spec.kv_cache_bytes)
     feed = state.feeds.get(start.node)
     fragmented_ppm = (feed.fragmentation_ppm or 0) if feed else 0
@@ -434,7 +522,40 @@ def check_memory(state: State, row: Row) -> None:
 
 def check_destroying(state: State, row: Row) -> None:
     """After a gap nothing is put to sleep or rolled back until somebody has looked at it."""
-    assert not (state.degraded and isinstance(row.data, DrainOrdered | SleepOrdered | RollbackOrdered)), row
+    assert not (state.degraded and isinstance(row.data, DESTROYING)), row
+
+
+DESTROYING = (DrainOrdered, SleepOrdered, RollbackOrdered, RetireOrdered, DeleteOrdered)
+
+
+def check_kept(state: State, row: Row) -> None:
+    """Nothing is deleted, or taken from an instance, that anything refers to; nor while an injection is under way."""
+    data, versions = row.data, state.versions
+    meant = {blend.resident.version for blend in state.blends.values()}
+    if isinstance(data, RetireOrdered):
+        assert data.version not in meant, row
+    if not isinstance(data, DeleteOrdered):
+        return
+    kept = {v.version for v in versions.values() if v.standing in (Standing.RETAINED, Standing.FRESH)}
+    wanted = {name for r in state.rollbacks.values() for name in (r.version, r.former)}
+    alive = meant | kept | wanted | {name for i in state.instances.values() for name in (*i.versions, *i.drifted)}
+    assert data.version not in alive, row
+    assert data.digest not in {versions[name].digest for name in alive if name in versions}, row
+    assert not [o for o in state.orders.values() if o.version == data.version], row
+    assert not [i for i in state.injections.values() if i.phase in (Phase.BLENDING, Phase.LOADING, Phase.FAILING)], row
+
+
+def check_slots(state: State, row: Row) -> None:
+    """No load goes into an instance whose slots are taken."""
+    data = row.data
+    if not isinstance(data, LoadOrdered) or current(state).upcycle.retention_us is None:
+        return
+    instance = state.instances[data.instance]
+    taken = max(instance.slots_taken or 0, len(instance.versions))
+    assert data.resident.version in instance.versions or taken < SLOTS, row
+
+
+SLOTS = 4
 
 
 def check_single(orders: list[OpenOrder]) -> None:
@@ -443,8 +564,8 @@ def check_single(orders: list[OpenOrder]) -> None:
     assert not [target for target, number in targets.items() if number > 1]
     lives = {order.instance for order in orders if order.target.startswith("instance/")}
     others = [o for o in orders if o.instance in lives and not o.target.startswith("instance/")]
-    assert not [o for o in others if o.type != RollbackOrdered.TYPE]
-    starts = Counter((order.node, order.device) for order in orders if order.device)
+    assert not [o for o in others if o.type not in (RollbackOrdered.TYPE, RetireOrdered.TYPE)]
+    starts = Counter((order.node, order.device) for order in orders if order.type == StartOrdered.TYPE)
     assert not [device for device, number in starts.items() if number > 1]
 
 
@@ -453,18 +574,40 @@ def check_answered(fleet: Story) -> None:
     requested = [row.id for row in fleet.rows if isinstance(row.data, InjectionRequested)]
     closed = Counter(row.data.request for row in fleet.decided if isinstance(row.data, InjectionClosed))
     assert closed == Counter(requested)
+    returns = [row.id for row in fleet.rows if isinstance(row.data, RollbackRequested)]
+    assert Counter(row.data.request for row in fleet.decided if isinstance(row.data, RollbackClosed)) == Counter(
+        returns
+    )
     asked = [row.id for row in fleet.rows if isinstance(row.data, ANSWERS)]
     answers = Counter(row.data.request for row in fleet.decided if isinstance(row.data, ANSWERED) and row.data.request)
+    answers.subtract(withdrawn(fleet))
     assert {request: answers[request] for request in asked} == dict.fromkeys(asked, 1)
 
 
-ANSWERS = (OrderRequested, ChangeRequested)
-ANSWERED = (WakeOrdered, Held, PolicySet, ChangeRejected)
+def withdrawn(fleet: Story) -> Iterator[str]:
+    """Yield the requests whose order was refused in its time, since it would have been too late."""
+    asked: dict[str, str] = {}
+    for row in fleet.rows:
+        match row.data:
+            case WakeOrdered(request=str(request)):
+                asked[row.id] = request
+            case OrderRefused(order=str(order)) if order in asked:
+                yield asked.pop(order)
+            case Outcome(order=str(order), done=True) | OrderExpired(order=order):
+                asked.pop(order, None)
+            case _:
+                pass
+
+
+ANSWERS = (OrderRequested, DrainRequested, ChangeRequested)
+ANSWERED = (WakeOrdered, StartOrdered, DrainOrdered, Held, PolicySet, ChangeRejected)
 
 
 def check_ended(state: State) -> None:
     """What began has ended."""
     assert state.freeze is None
+    assert (state.injections, state.rollbacks) == ({}, {})
+    assert not [stored for stored in state.versions.values() if stored.standing is Standing.FRESH]
     assert not any(pressure.on for pressure in state.pressures.values())
     assert (state.pressing, state.blocks, state.decays, state.degraded) == ((), {}, {}, False)
 

@@ -18,6 +18,7 @@ from kite_arbitrator.batch import Batch, Traces
 from kite_arbitrator.checkpoints import checkpoint, is_due
 from kite_arbitrator.intake import Arrival, Incoming, Intake, Load, ids, is_doubted
 from kite_arbitrator.ledgertime import LedgerClock
+from kite_arbitrator.metrics import Meter
 from kite_arbitrator.relay import Relay
 from kite_arbitrator.routes import rerouted, routes
 from kite_arbitrator.routing import destination
@@ -78,6 +79,7 @@ class Leader:
         signer: Signer | None,
         shared: bool,
         now: LedgerClock,
+        meter: Meter,
     ) -> None:
         self._bus = bus
         self._ledger = ledger
@@ -89,6 +91,7 @@ class Leader:
         self._shared = shared
         self._sealed_pos = 0
         self._now = now
+        self._meter = meter
         self._intake = Intake()
         self._traces = Traces()
         self._missed: DeadlineMissed | None = None
@@ -228,6 +231,7 @@ class Leader:
             sent_pos=self._relay.done_pos,
         )
         self._state, self._keyring = state, batch.keyring
+        self._meter.state = state
         self._cursor = cursor or self._cursor
         if not quiet:
             self._routed, self._routes = state, found

@@ -5,7 +5,7 @@ Timers fire on ticks only, so this is how exactly they are kept. A quiet fleet t
 
 from collections.abc import Iterator
 
-from kite_arbitrator.state import State
+from kite_arbitrator.state import Standing, State
 from kite_schemas.policy import ArbitrationPolicy
 
 UNRULED_US = 1_000_000
@@ -58,3 +58,7 @@ def _ends_us(state: State) -> Iterator[int]:
         yield state.freeze.until_us  # deferred injections wait for it too
     for order in state.orders.values():
         yield order.expires_us
+    retention_us = state.policy.upcycle.retention_us if state.policy else None
+    if retention_us is not None:
+        kept = (v for v in state.versions.values() if v.standing is Standing.RETAINED)
+        yield from (stored.since_us + retention_us for stored in kept)

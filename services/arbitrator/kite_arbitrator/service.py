@@ -12,9 +12,11 @@ from kite.bus import EVT, Bus, require_sync
 from kite.errors import Fault, KiteError, UsageError
 from kite.events import new_id
 from kite.ledger import AsyncLedger, Cursor, LeaseLost, LedgerUnreachable, is_shared
+from kite.metrics import served
 from kite.trust import Keyring, Signer, load_public
 from kite_arbitrator.leader import BusAway, Leader, keep
 from kite_arbitrator.ledgertime import LedgerClock
+from kite_arbitrator.metrics import Meter
 from kite_arbitrator.settings import Settings
 from kite_arbitrator.standby import Standby
 from kite_schemas.ledger import ProducerKeyAdded
@@ -56,11 +58,16 @@ async def check_bus(settings: Settings) -> None:
 
 async def serve(settings: Settings) -> None:
     """Lead, or wait to lead, until cancelled. Raises the errors of bus, ledger and keys that waiting cannot heal."""
-    signer = settings.signer()
+    signer, meter = settings.signer(), Meter()
+    with served(meter.registry, settings):
+        await _serve(settings, signer, meter)
+
+
+async def _serve(settings: Settings, signer: Signer | None, meter: Meter) -> None:
     async with await Bus.connect(settings.nats_url, "arbitrator", signer=signer) as bus:
         await check_bus(settings)  # behind the connection, which waits for a server that is still starting
         await bus.provision()
-        candidate = Candidate(settings, bus, signer)
+        candidate = Candidate(settings, bus, signer, meter)
         while True:
             await _apart(candidate.term())
             await asyncio.sleep(AGAIN_S)
@@ -80,7 +87,8 @@ async def _apart(term: Coroutine[None, None, None]) -> None:
 class Candidate:
     """One arbitrator among those of a ledger, under a name of its own, over all its terms."""
 
-    def __init__(self, settings: Settings, bus: Bus, signer: Signer | None) -> None:
+    def __init__(self, settings: Settings, bus: Bus, signer: Signer | None, meter: Meter) -> None:
+        self._meter = meter
         self._url = settings.ledger_url
         self._operator = load_public(settings.operator_key) if settings.operator_key else None
         self._bus = bus
@@ -101,6 +109,8 @@ class Candidate:
             if not self._has_led:
                 raise
             log.warning("term_ended", reason=_reasons(ended))
+        finally:
+            self._meter.state = None
 
     async def _lead(self, standby: Standby, ledger: AsyncLedger) -> None:
         shared = is_shared(self._url)
@@ -118,6 +128,7 @@ class Candidate:
                 signer=self._signer,
                 shared=shared,
                 now=LedgerClock(ledger.head.ledger_us),
+                meter=self._meter,
             )
             await leader.run()
 

@@ -4,10 +4,10 @@ from pathlib import Path
 
 from pydantic import Field
 
-from kite.settings import ServiceSettings
+from kite.settings import MetricsSettings, ServiceSettings
 
 
-class Settings(ServiceSettings):
+class Settings(ServiceSettings, MetricsSettings):
     """Settings of the arbitrator."""
 
     ledger_url: str = Field(

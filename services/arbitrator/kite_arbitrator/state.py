@@ -9,9 +9,17 @@ from msgspec import Struct, structs
 from kite_schemas.arbitration import Channel, Transport
 from kite_schemas.model import Data
 from kite_schemas.policy import Policy, Pool
-from kite_schemas.upcycle import AdapterRef, Ending, InjectionRequested, Member, Resident, RollbackRequested
+from kite_schemas.upcycle import (
+    AdapterRef,
+    Ending,
+    InjectionRequested,
+    Member,
+    Resident,
+    RetireOrdered,
+    RollbackRequested,
+)
 from kite_schemas.why import Reason
-from kite_schemas.yoco import Device, EngineOffer, OrderRequested, Path, SleepMode
+from kite_schemas.yoco import Device, DrainRequested, EngineOffer, OrderRequested, Path, SleepMode
 from kite_schemas.yoco import State as Life
 
 Key = TypeVar("Key")
@@ -59,6 +67,7 @@ class Told(Struct, frozen=True, kw_only=True):
     id: str
     endpoint: str
     versions: tuple[str, ...]
+    interval_us: int = 0
 
 
 class Call(Struct, frozen=True, kw_only=True):
@@ -91,12 +100,14 @@ class Instance(Struct, frozen=True, kw_only=True):
     slots_taken: int | None = (
         None  # adapters that the engine holds, as last told; unloaded ones count until it drops them
     )
+    poisoned: tuple[str, ...] = ()  # versions whose numbers were not finite on it
     told: Told | None = None  # what its node's upcycle was told that it should hold
     drifted: tuple[str, ...] = ()  # names that it listed and should not, as last observed
     mode: SleepMode | None = None  # how it sleeps, while it does
     parked: bool = False  # drained because somebody asked: no rule wakes it
     quarantined_us: int = 0  # when it was
     called: Call | None = None  # the order by which it is to be ready, until it is
+    path: Path | None = None  # on which it was ready last
     pos: int = 0
     seen_us: int = 0
 
@@ -136,6 +147,7 @@ class Stored(Struct, frozen=True, kw_only=True):
     standing: Standing
     since_us: int
     pos: int
+    left_us: int = 0  # when another version took its place, 0 unless it was promoted before
     size_bytes: int = 0
     max_lora_rank: int = 0  # it was made for, as its residual
     residual_max_ppm: int | None = None
@@ -189,6 +201,8 @@ class Injection(Struct, frozen=True, kw_only=True):
     ending: Ending = Ending.ROLLED_BACK
     reason: Reason = Reason.LOAD_FAILED
     failed: tuple[str, ...] = ()  # targets that are given up, of one that may be partial
+    max_lora_rank: int = 0  # that its blend is made for
+    residual_max_ppm: int | None = None
 
 
 class Rollback(Struct, frozen=True, kw_only=True):
@@ -201,8 +215,18 @@ class Rollback(Struct, frozen=True, kw_only=True):
     former: str = ""
     targets: tuple[str, ...] = ()
     touched: tuple[str, ...] = ()  # instances that were given a load for it
+    brought: tuple[str, ...] = ()  # of these, those that did not list it before: what fails is taken out there
     proven: tuple[str, ...] = ()
     failed: str = ""  # why it cannot be done, once that is known
+    reason: Reason = Reason.LOAD_FAILED
+
+
+class Delay(Struct, frozen=True, kw_only=True):
+    """What failed of a version's end or repair, and is not ordered again before its cause may have passed."""
+
+    target: str
+    failures: int
+    retry_us: int
 
 
 class Watch(Struct, frozen=True, kw_only=True):
@@ -240,6 +264,8 @@ class OpenOrder(Struct, frozen=True, kw_only=True):
     expires_us: int
     boot: str = ""  # of the node, when it was ordered
     asks: tuple[str, ...] = ()  # the instances that its worker sends requests to
+    wanted: OrderRequested | None = None  # the request for one more instance that it answers
+    version: str = ""  # that it is about
 
 
 class Sample(Struct, frozen=True):
@@ -356,10 +382,11 @@ class State(Struct, frozen=True, kw_only=True):
 
     `pools` are those of the policy by node; `pressing` the pressures that are on; `decays` those that differ from the
     policy's, by base; `blocks` since when no standby is started, by node; `requested_us` the injections asked for in
-    the last minute; `wanted` the requests for one more instance that have no answer yet; `gap_pos` the last gap of the
-    bus that nobody has acknowledged, 0 without one; `versions` what the store holds, by version; `accounts` what old
-    versions take, by node; `passages` how instances came to be ready, by pool and path; `prewarmed_us` when each pool's
-    last prewarm was ordered; `probes` the digest of the set that instances of a base are
+    the last minute; `wanted` the requests for one instance more or less that have no answer yet; `gap_pos` the last gap
+    of the bus that nobody has acknowledged, 0 without one; `versions` what the store holds, by version; `accounts` what
+    old versions take, by node; `delays` what failed of their end or repair, by target; `passages` how instances came to
+    be ready, by pool and path; `prewarmed_us` when each pool's last prewarm was ordered; `probes` the digest of the set
+    that instances of a base are
     compared with, where it is not the shipped one; `measured_pos` the last measurement that answered an open order;
     `given_up` the orders that ended without an outcome, which may still come: the newest of them.
     """
@@ -379,6 +406,7 @@ class State(Struct, frozen=True, kw_only=True):
     rollbacks: Mapping[str, Rollback] = {}
     versions: Mapping[str, Stored] = {}
     accounts: Mapping[str, Account] = {}
+    delays: Mapping[str, Delay] = {}
     passages: Mapping[str, Passage] = {}
     prewarmed_us: Mapping[str, int] = {}
     probes: Mapping[str, str] = {}
@@ -392,7 +420,7 @@ class State(Struct, frozen=True, kw_only=True):
     decays: Mapping[str, int] = {}
     blocks: Mapping[str, int] = {}
     requested_us: tuple[int, ...] = ()
-    wanted: Mapping[str, OrderRequested] = {}
+    wanted: Mapping[str, OrderRequested | DrainRequested] = {}
     holds: Mapping[str, Hold] = {}
     turns: Mapping[str, Turn] = {}
     gap_pos: int = 0
@@ -415,6 +443,7 @@ Record = (
     | Blend
     | Stored
     | Account
+    | Delay
     | Passage
     | Injection
     | Rollback
@@ -433,6 +462,7 @@ PLACES: Mapping[type, tuple[str, Callable[[Any], str]]] = {  # Any: each functio
     Blend: ("blends", lambda record: record.name),
     Stored: ("versions", lambda record: record.version),
     Account: ("accounts", lambda record: record.node),
+    Delay: ("delays", lambda record: record.target),
     Passage: ("passages", lambda record: passage_key(record.node, record.base, record.path)),
     Injection: ("injections", lambda record: record.id),
     Rollback: ("rollbacks", lambda record: record.id),
@@ -484,10 +514,22 @@ def instance_id(pool: Pool, number: int) -> str:
     return f"{pool.node}-{pool.spec.served_name}-{number}"
 
 
+def spares(pool: Pool) -> tuple[str, ...]:
+    """Return the names of a pool's spares: what is kept without the weights, numbered after the standbys."""
+    first = pool.ready + pool.standbys
+    return tuple(instance_id(pool, number) for number in range(first, first + (pool.prewarmed or 0)))
+
+
+def spare(state: State, instance: Instance) -> bool:
+    """Tell whether an instance is a spare of its pool."""
+    pool = pool_of(state, instance.node, instance.base)
+    return pool is not None and instance.id in spares(pool)
+
+
 def instances_of(state: State, pool: Pool) -> list[Instance]:
-    """Return the instances of a pool that are known, by number."""
+    """Return the instances of a pool that are known, by number; spares come last."""
     names = (instance_id(pool, number) for number in range(pool.ready + pool.standbys))
-    return [state.instances[name] for name in names if name in state.instances]
+    return [state.instances[name] for name in (*names, *spares(pool)) if name in state.instances]
 
 
 def pressing(state: State) -> list[Pressure]:
@@ -534,8 +576,8 @@ def members(state: State, base: str) -> list[Instance]:
 
 
 def serving(instance: Instance) -> bool:
-    """Tell whether an instance answers requests: ready, and not a standby on its way to sleep."""
-    return instance.state is Life.READY and (instance.summoned or not instance.standby)
+    """Tell whether an instance answers requests: ready, not parked, and not a standby on its way to sleep."""
+    return instance.state is Life.READY and not instance.parked and (instance.summoned or not instance.standby)
 
 
 def holders(state: State, blend: Blend) -> list[Instance]:
@@ -550,8 +592,8 @@ def watch_of(state: State, blend: str) -> Watch:
 
 
 def busy(state: State, instance: str) -> bool:
-    """Tell whether an order about the instance is open."""
-    return any(order.instance == instance for order in state.orders.values())
+    """Tell whether an order about the instance is open; one that takes an old version away is in nobody's way."""
+    return any(order.instance == instance and order.type != RetireOrdered.TYPE for order in state.orders.values())
 
 
 def probed(state: State, instance: str) -> bool:
@@ -566,6 +608,47 @@ def claimed(state: State, target: str) -> bool:
     return any(order.target == target for order in state.orders.values())
 
 
+def lasting(state: State) -> bool:
+    """Tell whether the policy says how long old versions last; until it does, nothing of their end is decided."""
+    return current(state).upcycle.retention_us is not None
+
+
+def standing_of(state: State, version: str) -> Standing | None:
+    """Return what becomes of a version, None when the store does not hold it."""
+    stored = state.versions.get(version)
+    return stored.standing if stored else None
+
+
+def targets_of(state: State, base: str) -> list[Instance]:
+    """Return the instances that answer for a base and can be reached, by id."""
+    return [i for i in members(state, base) if serving(i) and not lost_node(state, i.node)]
+
+
+def listing(state: State, version: str) -> list[Instance]:
+    """Return the instances that list a version, also those that sleep, by id."""
+    return sorted((i for i in state.instances.values() if version in i.versions), key=lambda i: i.id)
+
+
+def former_of(state: State, blend: str) -> Stored | None:
+    """Return the version that a blend meant before the present one, None when the store holds none."""
+    found = [v for v in state.versions.values() if v.resident.blend == blend and v.left_us]
+    return max(found, key=lambda stored: (stored.left_us, stored.pos), default=None)
+
+
+def delayed(state: State, target: str) -> State:
+    """Double the wait of a target with every failure in a row."""
+    former, yoco = state.delays.get(target), current(state).yoco
+    failures = former.failures if former else 0
+    wait_us = min(yoco.start_backoff_us << min(failures, 32), yoco.start_backoff_max_us)
+    return put(state, Delay(target=target, failures=failures + 1, retry_us=state.now_us + wait_us))
+
+
+def waits(state: State, target: str) -> bool:
+    """Tell whether what failed about a target is not to be ordered again yet."""
+    delay = state.delays.get(target)
+    return delay is not None and delay.retry_us > state.now_us
+
+
 def same_adapter(member: Member, adapter: AdapterRef) -> bool:
     """Tell whether a member stands for the adapter: by name, or by content."""
     return member.adapter.name == adapter.name or member.adapter.digest == adapter.digest
@@ -576,3 +659,8 @@ def backed_off(state: State, instance: Instance) -> Instance:
     yoco = current(state).yoco
     wait_us = min(yoco.start_backoff_us << min(instance.failures, 32), yoco.start_backoff_max_us)
     return structs.replace(instance, failures=instance.failures + 1, retry_us=state.now_us + wait_us)
+
+
+def quarantined(state: State, instance: Instance) -> Instance:
+    """Take an instance whose effect is missing out of service; since when is what its end is counted from."""
+    return structs.replace(instance, state=Life.QUARANTINED, quarantined_us=state.now_us)

@@ -5,7 +5,18 @@ from typing import Any
 
 from msgspec import structs
 
-from kite_arbitrator.folds import arbitration, guard, injections, instances, orders, pressure, telemetry
+from kite_arbitrator.folds import (
+    accounts,
+    arbitration,
+    guard,
+    injections,
+    instances,
+    orders,
+    pressure,
+    rollbacks,
+    telemetry,
+    versions,
+)
 from kite_arbitrator.state import (
     Row,
     State,
@@ -31,11 +42,16 @@ from kite_schemas.telemetry import NodeFound, NodeLost, Window
 from kite_schemas.upcycle import (
     AdapterRefused,
     AdapterVerified,
+    BlendDeleted,
     BlendFailed,
     BlendLoaded,
     BlendPromoted,
     BlendStored,
+    BlendUnloaded,
     DecaySet,
+    DeleteFailed,
+    DeleteOrdered,
+    DriftObserved,
     Frozen,
     InjectionAdmitted,
     InjectionClosed,
@@ -43,7 +59,14 @@ from kite_schemas.upcycle import (
     InjectionRequested,
     LoadFailed,
     LoadOrdered,
+    RebuildOrdered,
+    ResidentsSet,
+    RetireFailed,
+    RetireOrdered,
+    RollbackClosed,
+    RollbackFailed,
     RollbackOrdered,
+    RollbackRequested,
     RolledBack,
     Unfrozen,
     VerificationOrdered,
@@ -51,6 +74,7 @@ from kite_schemas.upcycle import (
 from kite_schemas.why import Decision, Order, Outcome
 from kite_schemas.yoco import (
     DrainOrdered,
+    DrainRequested,
     InstanceChanged,
     InstanceReady,
     NodeRegistered,
@@ -58,7 +82,9 @@ from kite_schemas.yoco import (
     OrderRefused,
     OrderRequested,
     PrewarmBlocked,
+    PrewarmOrdered,
     PrewarmReleased,
+    SleepOrdered,
     StartOrdered,
     WakeOrdered,
 )
@@ -69,7 +95,7 @@ def fold(state: State, row: Row) -> State:
 
     What an outcome tells of an instance of its node's last boot is in the ledger, and changes nothing.
     """
-    data = row.data
+    data, former = row.data, state
     if isinstance(data, Decision):
         state = arbitration.decided(state, row, data)
     if isinstance(data, Order):
@@ -79,7 +105,17 @@ def fold(state: State, row: Row) -> State:
     own = FOLDS.get(type(data)) if data is not None else None
     if own is not None:
         state = own(state, row, data)
+    state = _settled(former, state, row)
     return orders.finished(state, data) if isinstance(data, Outcome) else state
+
+
+def _settled(former: State, state: State, row: Row) -> State:
+    """Let what follows from where versions are follow: those that nobody lists are released, and accounted for."""
+    if state.versions is not former.versions or state.instances is not former.instances:
+        state = versions.released(state, row)
+    if state.versions is former.versions and state.pools is former.pools:
+        return state
+    return accounts.accounted(state)
 
 
 def _created(state: State, _row: Row, data: Created) -> State:
@@ -87,7 +123,56 @@ def _created(state: State, _row: Row, data: Created) -> State:
 
 
 def _blend_promoted(state: State, row: Row, data: BlendPromoted) -> State:
+    state = versions.promoted(state, row, data)
     return guard.promoted(injections.promoted(state, row, data), row, data)
+
+
+def _injection_closed(state: State, row: Row, data: InjectionClosed) -> State:
+    return injections.closed(versions.closed(state, row, data), row, data)
+
+
+def _stored(state: State, row: Row, data: BlendStored) -> State:
+    return versions.stored(injections.stored(state, row, data), row, data)
+
+
+def _blend_failed(state: State, row: Row, data: BlendFailed) -> State:
+    """What was to be made again did not fail the injection that brought it."""
+    order = state.orders.get(data.order or "")
+    if order is not None and order.type == RebuildOrdered.TYPE:
+        return versions.failed(state, row, data)
+    return injections.blend_failed(state, row, data)
+
+
+def _load_ordered(state: State, row: Row, data: LoadOrdered) -> State:
+    state = rollbacks.load_ordered(injections.load_ordered(state, row, data), row, data)
+    return versions.untold(state, data.instance)
+
+
+def _loaded(state: State, row: Row, data: BlendLoaded) -> State:
+    return versions.loaded(injections.loaded(state, row, data), row, data)
+
+
+def _proven(state: State, row: Row, data: EffectProven) -> State:
+    state = rollbacks.proven(injections.proven(state, row, data), row, data)
+    return versions.proven(state, row, data)
+
+
+def _load_failed(state: State, row: Row, data: LoadFailed) -> State:
+    return rollbacks.missed(injections.load_failed(state, row, data), row, data)
+
+
+def _effect_missing(state: State, row: Row, data: EffectMissing) -> State:
+    state = rollbacks.missed(injections.effect_missing(state, row, data), row, data)
+    return versions.effect_missing(state, row, data)
+
+
+def _rollback_ordered(state: State, row: Row, data: RollbackOrdered) -> State:
+    state = rollbacks.undone(injections.rollback_ordered(state, row, data), row, data)
+    return versions.untold(state, data.instance)
+
+
+def _rolled_back(state: State, row: Row, data: RolledBack) -> State:
+    return versions.rolled_back(injections.rolled_back(state, row, data), row, data)
 
 
 def _policy_set(state: State, _row: Row, data: PolicySet) -> State:
@@ -132,9 +217,12 @@ FOLDS: dict[type[Data], Fold] = {
     PrewarmBlocked: pressure.blocked,
     PrewarmReleased: pressure.released,
     StartOrdered: instances.started,
+    PrewarmOrdered: instances.prewarmed,
     OrderRequested: instances.wanted,
+    DrainRequested: instances.wanted,
     WakeOrdered: instances.woken,
     DrainOrdered: instances.drained,
+    SleepOrdered: instances.sent_to_sleep,
     InstanceChanged: instances.changed,
     InstanceReady: instances.ready,
     OrderFailed: instances.order_failed,
@@ -144,15 +232,15 @@ FOLDS: dict[type[Data], Fold] = {
     AdapterVerified: injections.verified,
     AdapterRefused: injections.refused,
     InjectionAdmitted: injections.admitted,
-    BlendStored: injections.stored,
-    BlendFailed: injections.blend_failed,
-    LoadOrdered: injections.load_ordered,
-    BlendLoaded: injections.loaded,
-    EffectProven: injections.proven,
-    LoadFailed: injections.load_failed,
-    EffectMissing: injections.effect_missing,
-    RollbackOrdered: injections.rollback_ordered,
-    RolledBack: injections.rolled_back,
+    BlendStored: _stored,
+    BlendFailed: _blend_failed,
+    LoadOrdered: _load_ordered,
+    BlendLoaded: _loaded,
+    EffectProven: _proven,
+    LoadFailed: _load_failed,
+    EffectMissing: _effect_missing,
+    RollbackOrdered: _rollback_ordered,
+    RolledBack: _rolled_back,
     BlendPromoted: _blend_promoted,
     InjectionDeferred: injections.deferred,
     ComparisonOrdered: guard.ordered,
@@ -163,6 +251,17 @@ FOLDS: dict[type[Data], Fold] = {
     Held: _held,
     Frozen: guard.frozen,
     Unfrozen: guard.unfrozen,
-    InjectionClosed: injections.closed,
+    InjectionClosed: _injection_closed,
+    RollbackRequested: rollbacks.requested,
+    RollbackClosed: rollbacks.closed,
+    RollbackFailed: injections.rollback_failed,
+    RetireOrdered: versions.retire_ordered,
+    BlendUnloaded: versions.unloaded,
+    RetireFailed: versions.failed,
+    DeleteOrdered: versions.delete_ordered,
+    BlendDeleted: versions.deleted,
+    DeleteFailed: versions.failed,
+    ResidentsSet: versions.told,
+    DriftObserved: versions.drifted,
     OrderExpired: orders.expired,
 }

@@ -2,6 +2,7 @@
 
 from msgspec import structs
 
+from kite_arbitrator.folds import rollbacks
 from kite_arbitrator.state import (
     Blend,
     Injection,
@@ -9,12 +10,15 @@ from kite_arbitrator.state import (
     OpenOrder,
     Phase,
     Row,
+    Standing,
     State,
     backed_off,
     put,
+    quarantined,
+    standing_of,
     without,
 )
-from kite_schemas.proof import EffectMissing, EffectProven
+from kite_schemas.proof import EffectMissing, EffectProven, Missing
 from kite_schemas.upcycle import (
     AdapterRefused,
     AdapterVerified,
@@ -29,6 +33,7 @@ from kite_schemas.upcycle import (
     InjectionRequested,
     LoadFailed,
     LoadOrdered,
+    RollbackFailed,
     RollbackOrdered,
     RolledBack,
     VerificationOrdered,
@@ -82,6 +87,8 @@ def admitted(state: State, _row: Row, data: InjectionAdmitted) -> State:
         members=data.members,
         base_weight_ppm=data.base_weight_ppm,
         targets=data.instances,
+        max_lora_rank=data.max_lora_rank,
+        residual_max_ppm=data.residual_max_ppm,
     )
 
 
@@ -104,29 +111,38 @@ def blend_failed(state: State, _row: Row, data: BlendFailed) -> State:
 
 
 def load_ordered(state: State, _row: Row, data: LoadOrdered) -> State:
-    injection = _loading(state, data.resident.version)
+    injection = loading(state, data.resident.version)
     if injection is None:
         return state
-    return put(state, structs.replace(injection, touched=_added(injection.touched, data.instance)))
+    return put(state, structs.replace(injection, touched=added(injection.touched, data.instance)))
 
 
 def loaded(state: State, row: Row, data: BlendLoaded) -> State:
     instance = state.instances.get(data.instance)
     if instance is None:
         return state
-    versions = _added(instance.versions, data.version)
+    versions = added(instance.versions, data.version)
     holder = structs.replace(instance, versions=versions, pos=row.pos, seen_us=row.ledger_us)
     return put(state, _strayed(state, data, holder))
 
 
 def _strayed(state: State, data: BlendLoaded | EffectProven, instance: Instance) -> Instance:
     """Mark a version that came by an order which was given up: nobody waits for it, so that it is taken out again."""
-    order, injection = state.given_up.get(data.order or ""), _loading(state, data.version)
-    wanted = injection is not None and injection.phase is not Phase.FAILING
-    if order is None or order.request is None or wanted or promoted_version(state, data.version):
+    order = state.given_up.get(data.order or "")
+    if order is None or order.request is None or _wanted(state, data.version, instance.id):
         return instance
     mark = (data.version, order.request)
     return instance if mark in instance.strays else structs.replace(instance, strays=(*instance.strays, mark))
+
+
+def _wanted(state: State, version: str, instance: str) -> bool:
+    """Tell whether somebody wants this version in this instance: a blend, an injection, or a rollback."""
+    injection = loading(state, version)
+    if injection is not None and injection.phase is not Phase.FAILING and instance not in injection.failed:
+        return True
+    if standing_of(state, version) is Standing.RETAINED or promoted_version(state, version):
+        return True
+    return any(r.version == version and not r.failed and instance in r.targets for r in state.rollbacks.values())
 
 
 def promoted_version(state: State, version: str) -> bool:
@@ -146,11 +162,11 @@ def proven(state: State, row: Row, data: EffectProven) -> State:
     instance = state.instances.get(data.instance)
     if instance is not None and data.version in instance.versions:
         state = put(state, _strayed(state, data, instance))
-    injection = _loading(state, data.version)
+    injection = loading(state, data.version)
     if injection is None or injection.resident is None:
         return state
     resident = injection.resident.model_copy(update={"effect_print": data.effect_print})
-    proven = _added(injection.proven, data.instance)
+    proven = added(injection.proven, data.instance)
     return put(
         state,
         structs.replace(injection, resident=resident, proven=proven, fact_pos=row.pos, fact_us=row.ledger_us),
@@ -158,22 +174,34 @@ def proven(state: State, row: Row, data: EffectProven) -> State:
 
 
 def load_failed(state: State, _row: Row, data: LoadFailed) -> State:
-    injection = _loading(state, data.version)
-    if injection is not None:
+    injection, instance = loading(state, data.version), state.instances.get(data.instance)
+    if injection is not None and not _partial(injection):
         return put(state, _failing(injection, Reason.LOAD_FAILED))
-    instance = state.instances.get(data.instance)
-    return state if instance is None else put(state, backed_off(state, instance))
+    if instance is not None and not _brings(state, data.version):
+        state = put(state, backed_off(state, instance))
+    return state if injection is None else put(state, _given_up(injection, data.instance, Reason.LOAD_FAILED))
+
+
+def _brings(state: State, version: str) -> bool:
+    """Tell whether a rollback is bringing this version: then its failure says nothing of the instance."""
+    return any(rollback.version == version for rollback in state.rollbacks.values())
 
 
 def effect_missing(state: State, _row: Row, data: EffectMissing) -> State:
     """A new version is at fault itself, also after its injection; when an already proven one fails, the instance is."""
-    injection = _loading(state, data.version)
-    if injection is not None:
-        return put(state, _failing(injection, Reason.EFFECT_MISSING))
     instance = state.instances.get(data.instance)
-    if instance is None or (data.order in state.given_up and not promoted_version(state, data.version)):
+    if instance is not None and data.code is Missing.NOT_FINITE:
+        poisoned = added(instance.poisoned, data.version)
+        state = put(state, instance := structs.replace(instance, poisoned=poisoned))
+    injection = loading(state, data.version)
+    if injection is not None:
+        if instance is not None and _partial(injection):
+            state = put(state, backed_off(state, instance))
+        return put(state, _given_up(injection, data.instance, Reason.EFFECT_MISSING))
+    unproven = data.order in state.given_up and not promoted_version(state, data.version)
+    if instance is None or unproven or _brings(state, data.version):
         return state
-    return lost(put(state, structs.replace(instance, state=Life.QUARANTINED)), instance.id)
+    return lost(put(state, quarantined(state, instance)), instance.id)
 
 
 def rolled_back(state: State, _row: Row, data: RolledBack) -> State:
@@ -181,17 +209,34 @@ def rolled_back(state: State, _row: Row, data: RolledBack) -> State:
     if instance is None:
         return state
     versions = tuple(version for version in instance.versions if version != data.version)
-    return _settled(put(state, structs.replace(instance, versions=versions)), data.instance, data.version)
+    state = _settled(put(state, structs.replace(instance, versions=versions)), data.instance, data.version)
+    if data.healed is not False or instance.state is not Life.READY:
+        return state
+    return lost(put(state, quarantined(state, state.instances[instance.id])), instance.id)
 
 
 def rollback_ordered(state: State, _row: Row, data: RollbackOrdered) -> State:
-    """Once is enough: a version that stays after that is left where it is."""
+    """Once is enough: a version that stays after that is left where it is. An injection that is undone has failed."""
     state = _settled(state, data.instance, data.version)
     injection = state.injections.get(data.request)
     if injection is None:
         return state
     touched = tuple(name for name in injection.touched if name != data.instance)
-    return put(state, structs.replace(injection, touched=touched))
+    injection = structs.replace(injection, touched=touched)
+    whole = injection.phase is Phase.LOADING and data.instance not in injection.failed
+    return put(state, _failing(injection, data.why.reason) if whole else injection)
+
+
+def rollback_failed(state: State, _row: Row, data: RollbackFailed) -> State:
+    return stuck(state, data.request, data.instance)
+
+
+def stuck(state: State, request: str, instance: str) -> State:
+    """What cannot be undone on a target that was given up would be promoted there unproven: all of it has failed."""
+    injection = state.injections.get(request)
+    if injection is None or instance not in injection.failed:
+        return state
+    return put(state, _failing(injection, Reason.LOAD_FAILED))
 
 
 def promoted(state: State, row: Row, data: BlendPromoted) -> State:
@@ -214,7 +259,7 @@ def closed(state: State, _row: Row, data: InjectionClosed) -> State:
     return structs.replace(state, injections=without(state.injections, data.request))
 
 
-def _loading(state: State, version: str) -> Injection | None:
+def loading(state: State, version: str) -> Injection | None:
     """Return the injection that is bringing this version, if one is."""
     for injection in state.injections.values():
         if injection.resident is not None and injection.resident.version == version:
@@ -229,6 +274,19 @@ def _failing(injection: Injection, reason: Reason) -> Injection:
     return structs.replace(injection, phase=Phase.FAILING, reason=reason)
 
 
+def _partial(injection: Injection) -> bool:
+    return injection.request.partial and injection.phase in (Phase.BLENDING, Phase.LOADING)
+
+
+def _given_up(injection: Injection, instance: str, reason: Reason) -> Injection:
+    """Give up one target of what may be partial while there are others; else all of it has failed."""
+    if not _partial(injection) or instance not in injection.targets:
+        return _failing(injection, reason)
+    proven = tuple(name for name in injection.proven if name != instance)
+    injection = structs.replace(injection, failed=added(injection.failed, instance), proven=proven)
+    return _failing(injection, reason) if set(injection.failed) >= set(injection.targets) else injection
+
+
 def _advanced(state: State, request: str, *, when: Phase | None = None, **changes: object) -> State:
     """Move an injection on; a fact that comes too late, after its order was given up, changes nothing."""
     injection = state.injections.get(request)
@@ -237,21 +295,33 @@ def _advanced(state: State, request: str, *, when: Phase | None = None, **change
     return put(state, structs.replace(injection, **changes))
 
 
-def _added(names: tuple[str, ...], name: str) -> tuple[str, ...]:
+def added(names: tuple[str, ...], name: str) -> tuple[str, ...]:
     return names if name in names else (*names, name)
 
 
 def lost(state: State, instance: str) -> State:
-    """An instance that stops being ready fails the injections that were to be loaded into it."""
+    """An instance that stops being ready fails the injections that were to be loaded into it; a rollback needs it less.
+
+    What it held is gone with it, or is what it wakes with.
+    """
     for injection in list(state.injections.values()):
         if injection.phase in (Phase.BLENDING, Phase.LOADING) and instance in injection.targets:
             touched = tuple(name for name in injection.touched if name != instance)
-            state = put(state, _failing(structs.replace(injection, touched=touched), Reason.INSTANCE_LOST))
+            shorter = structs.replace(injection, touched=touched)
+            state = put(state, _given_up(shorter, instance, Reason.INSTANCE_LOST))
+    for rollback in list(state.rollbacks.values()):
+        if instance in rollback.targets:
+            state = put(state, rollbacks.dropped(rollback, instance))
     return state
 
 
 def injection_expired(state: State, order: OpenOrder, reason: Reason) -> State:
+    """The injection or rollback that an order was given for has failed there."""
+    rollback = state.rollbacks.get(order.request or "")
+    if rollback is not None:
+        return put(state, rollbacks.failing(rollback, reason, f"{order.instance} did not answer in time"))
     injection = state.injections.get(order.request or "")
     if injection is None or injection.phase not in (Phase.VERIFYING, Phase.BLENDING, Phase.LOADING):
         return state
-    return put(state, structs.replace(_failing(injection, reason), ending=Ending.EXPIRED))
+    moved = _given_up(injection, order.instance or "", reason)
+    return put(state, structs.replace(moved, ending=Ending.EXPIRED) if moved.phase is Phase.FAILING else moved)

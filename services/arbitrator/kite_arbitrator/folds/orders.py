@@ -2,12 +2,14 @@
 
 from msgspec import structs
 
-from kite_arbitrator.folds.injections import injection_expired
+from kite_arbitrator.folds import passages, versions
+from kite_arbitrator.folds.injections import injection_expired, stuck
 from kite_arbitrator.state import (
     OpenOrder,
     Row,
     State,
     backed_off,
+    delayed,
     put,
     with_item,
     without,
@@ -15,13 +17,19 @@ from kite_arbitrator.state import (
 from kite_schemas.arbitration import OrderExpired
 from kite_schemas.guard import ComparisonOrdered, MeasurementOrdered
 from kite_schemas.upcycle import (
+    DeleteOrdered,
     InjectionAdmitted,
     LoadOrdered,
+    RebuildOrdered,
+    RetireOrdered,
+    RollbackOrdered,
     VerificationOrdered,
 )
 from kite_schemas.why import Order, Outcome, Reason
 from kite_schemas.yoco import (
     DrainOrdered,
+    OrderRequested,
+    PrewarmOrdered,
     SleepOrdered,
     StartOrdered,
     StopOrdered,
@@ -30,7 +38,13 @@ from kite_schemas.yoco import (
 from kite_schemas.yoco import State as Life
 
 INJECTION_ORDERS = frozenset({VerificationOrdered.TYPE, InjectionAdmitted.TYPE, LoadOrdered.TYPE})
-LIFE_ORDERS = frozenset({StartOrdered.TYPE, DrainOrdered.TYPE, SleepOrdered.TYPE, WakeOrdered.TYPE, StopOrdered.TYPE})
+VERSION_ORDERS = frozenset(kind.TYPE for kind in (RollbackOrdered, RetireOrdered, DeleteOrdered, RebuildOrdered))
+LIFE_ORDERS = frozenset(
+    kind.TYPE for kind in (StartOrdered, PrewarmOrdered, DrainOrdered, SleepOrdered, WakeOrdered, StopOrdered)
+)
+
+UNFINISHED = frozenset({StartOrdered.TYPE, PrewarmOrdered.TYPE, WakeOrdered.TYPE})
+"""Given up, one of these leaves an instance of which nothing is known: it has failed."""
 
 PROBED_US = 300_000
 """For so long after an order windows may still tell of its requests: an interval, a reading's age, the transport."""
@@ -57,7 +71,21 @@ def opened(state: State, row: Row, order: Order) -> OpenOrder:
         expires_us=order.expires_us,
         boot=node.boot if node else "",
         asks=_asked(order),
+        wanted=_wanted(state, order),
+        version=_version(order),
     )
+
+
+def _wanted(state: State, order: Order) -> OrderRequested | None:
+    request = state.wanted.get(getattr(order, "request", None) or "")
+    return request if isinstance(request, OrderRequested) else None
+
+
+def _version(order: Order) -> str:
+    if isinstance(order, LoadOrdered):
+        return order.resident.version
+    known = isinstance(order, RollbackOrdered | RetireOrdered | DeleteOrdered | RebuildOrdered)
+    return order.version if known else ""
 
 
 def _asked(order: Order) -> tuple[str, ...]:
@@ -104,7 +132,7 @@ def _probed(state: State, order: str) -> State:
     return state
 
 
-def expired(state: State, _row: Row, data: OrderExpired) -> State:
+def expired(state: State, row: Row, data: OrderExpired) -> State:
     """Free the target; what the order was for has failed, and the instance is where it was last seen."""
     order = state.orders.get(data.order)
     state = _probed(state, data.order)
@@ -114,13 +142,33 @@ def expired(state: State, _row: Row, data: OrderExpired) -> State:
     state = _given_up(state, order)
     if order.type in INJECTION_ORDERS:
         return injection_expired(state, order, data.why.reason)
-    instance = state.instances.get(order.instance or "")
-    if instance is None or order.type not in LIFE_ORDERS:
+    if order.type in VERSION_ORDERS:
+        return _version_kept(state, row, order, data.why.reason)
+    name = order.instance or ""
+    if name not in state.instances or order.type not in LIFE_ORDERS:
         return state
-    unfinished = {StartOrdered.TYPE: Life.FAILED, WakeOrdered.TYPE: Life.FAILED}.get(order.type, instance.state)
-    if instance.state is Life.ABSENT and data.why.reason is Reason.NODE_REPLACED:
-        return state
-    return put(state, backed_off(state, structs.replace(instance, state=unfinished)))
+    if data.why.reason is Reason.NODE_REPLACED:
+        return state  # what its node found has been taken as it is
+    return _without_outcome(state, order, name)
+
+
+def _version_kept(state: State, row: Row, order: OpenOrder, reason: Reason) -> State:
+    """The version is where it was; only what its node's new start ended is ordered again at once."""
+    if order.type == RollbackOrdered.TYPE:
+        return stuck(state, order.request or "", order.instance or "")
+    state = versions.kept(state, row, order.version)
+    return state if reason is Reason.NODE_REPLACED else delayed(state, order.target)
+
+
+def _without_outcome(state: State, order: OpenOrder, name: str) -> State:
+    """Back off; a standby that was to be started for a need is awake no more."""
+    state = passages.failed(state, name)
+    instance = state.instances[name]
+    if order.type in UNFINISHED:
+        instance = structs.replace(instance, state=Life.FAILED)
+    if order.type == StartOrdered.TYPE:
+        instance = structs.replace(instance, summoned=False, asked=False)
+    return put(state, backed_off(state, instance))
 
 
 def _given_up(state: State, order: OpenOrder) -> State:

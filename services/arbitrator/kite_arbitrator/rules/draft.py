@@ -11,7 +11,7 @@ from kite_schemas.model import Data
 from kite_schemas.policy import Pool
 from kite_schemas.telemetry import Window
 from kite_schemas.why import Candidate, Fact, InputAge, Reason, RuleValue, Why
-from kite_schemas.yoco import InstanceChanged, InstanceReady, NodeRegistered, OrderRequested
+from kite_schemas.yoco import DrainRequested, InstanceChanged, InstanceReady, NodeRegistered, OrderRequested
 
 CANDIDATES_SHOWN_MAX = 64
 
@@ -91,7 +91,7 @@ def asked(state: State, row: Row) -> tuple[Pool, ...]:
     match row.data:
         case Fact() as fact:
             return state.pools.get(_node(state, fact), ())
-        case OrderRequested() | ComparisonRequested():
+        case OrderRequested() | DrainRequested() | ComparisonRequested():
             return ()
         case _:
             return current(state).fleet.pools

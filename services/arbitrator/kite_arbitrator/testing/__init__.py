@@ -6,6 +6,7 @@ from kite_arbitrator.testing.story import (
     IDLE,
     LEDGER,
     NODE,
+    PAUSES,
     RUNNING,
     SECOND_US,
     STEP_US,
@@ -18,6 +19,7 @@ from kite_arbitrator.testing.story import (
     digest_of,
     node_of,
     of,
+    offer,
     pool,
 )
 
@@ -27,6 +29,7 @@ __all__ = [
     "IDLE",
     "LEDGER",
     "NODE",
+    "PAUSES",
     "RUNNING",
     "SECOND_US",
     "STEP_US",
@@ -39,5 +42,6 @@ __all__ = [
     "digest_of",
     "node_of",
     "of",
+    "offer",
     "pool",
 ]

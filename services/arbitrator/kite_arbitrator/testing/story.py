@@ -12,26 +12,40 @@ from kite_arbitrator.state import Row, State
 from kite_schemas.ledger import Created, Tick
 from kite_schemas.model import Data
 from kite_schemas.policy import Change, ChangeRequested
-from kite_schemas.proof import EffectProven
+from kite_schemas.proof import EffectMissing, EffectProven, Missing
 from kite_schemas.telemetry import DeviceWindow, InstanceWindow, Source, Window
 from kite_schemas.upcycle import (
     AdapterRef,
     AdapterVerified,
+    BlendDeleted,
     BlendLoaded,
     BlendStored,
+    BlendUnloaded,
+    DriftObserved,
     EffectPrint,
     InjectionRequested,
     Resident,
+    RollbackRequested,
+    RolledBack,
 )
 from kite_schemas.why import Order
 from kite_schemas.yoco import (
+    PATHS,
     Device,
+    DrainRequested,
+    EngineOffer,
+    Found,
     InstanceChanged,
     InstanceReady,
+    Lack,
     NodeRegistered,
     OrderRequested,
     Path,
+    PathOffer,
     SleepMode,
+)
+from kite_schemas.yoco import (
+    Source as Measure,
 )
 from kite_schemas.yoco import (
     State as Life,
@@ -66,15 +80,31 @@ def node_of(instance: str) -> str:
     return instance.rpartition(f"-{BASE}-")[0]
 
 
-def pool(node: str, ready: int, standbys: int) -> dict[str, JsonValue]:
+def offer(*modes: SleepMode, hot_us: int = 10_000, warm_us: int = 300_000, cold_us: int = 60_000_000) -> EngineOffer:
+    """Return what an engine can do on a node: to sleep in some modes, and so long until it is ready again."""
+    times_us = {mode: warm_us if mode in (SleepMode.L1, SleepMode.L2) else hot_us for mode in modes}
+    wakes = (
+        PathOffer(path=PATHS[mode], mode=mode, expected_us=us, source=Measure.COMPUTED) for mode, us in times_us.items()
+    )
+    start = PathOffer(path=Path.COLD, expected_us=cold_us, source=Measure.PUBLISHED)
+    lacks = tuple(Lack(mode=mode, reason="not on this node") for mode in SleepMode if mode not in modes)
+    return EngineOffer(kind="fake", version="1", modes=modes, lacks=lacks, paths=(*wakes, start))
+
+
+PAUSES = offer(SleepMode.PAUSED)
+"""An engine that can pause, as one on a CPU."""
+
+
+def pool(node: str, ready: int, standbys: int, **fields: JsonValue) -> dict[str, JsonValue]:
     """Return a pool of fake engines, as the policy has it."""
     return {
+        **fields,
         "node": node,
         "base_path": "/bases/tiny",
         "base_digest": digest_of("base"),
         "ready": ready,
         "standbys": standbys,
-        "standby_mode": "paused",
+        "standby_mode": fields.get("standby_mode", "paused"),
         "spec": {
             "kind": "fake",
             "base_path": "/bases/tiny",
@@ -143,6 +173,11 @@ class Story:
     now_us: int = 1_000_000
     step_us: int = STEP_US
     seqs: dict[str, int] = field(default_factory=dict[str, int])
+    engines: tuple[EngineOffer, ...] = ()
+    """What nodes tell of their engines when they register."""
+
+    drift_us: int | None = None
+    """How often a node looks at what its engines hold; by default never, and then nobody is told what they should."""
 
     def tell(self, data: Data, subject: str = "instance/x") -> tuple[Row, ...]:
         """Append one input, `step_us` after the last one, and return what was decided."""
@@ -183,11 +218,14 @@ class Story:
 
     # --- what a healthy fleet reports
 
-    def begin(self, *, ready: int = 1, standbys: int = 1, nodes: Sequence[str] = (NODE,)) -> "Story":
+    def begin(
+        self, *, ready: int = 1, standbys: int = 1, nodes: Sequence[str] = (NODE,), **fields: JsonValue
+    ) -> "Story":
         """Create the ledger, set the shipped policy with one pool on each node, register the nodes."""
         self.tell(Created(ledger=LEDGER, format=core.FORMAT), "ledger/fleet")
         self.tell(ChangeRequested(actor="test", policy=shipped.policy()), "policy/fleet")
-        self.amend({"fleet.pools": [pool(node, ready, standbys) for node in nodes]})
+        pools: list[JsonValue] = [pool(node, ready, standbys, **fields) for node in nodes]
+        self.amend({"fleet.pools": pools, "upcycle.drift_interval_us": self.drift_us})
         for node in nodes:
             self.register(node=node)
         return self
@@ -197,8 +235,8 @@ class Story:
         changes = tuple(Change(key=key, value=value) for key, value in settings.items())
         return self.tell(ChangeRequested(actor="test", changes=changes), "policy/fleet")
 
-    def register(self, boot: str = "boot", *, node: str = NODE) -> tuple[Row, ...]:
-        """A yoco starts; it counts its windows from 1."""
+    def register(self, boot: str = "boot", *, node: str = NODE, found: tuple[Found, ...] = ()) -> tuple[Row, ...]:
+        """A yoco starts, and finds what runs already; it counts its windows from 1."""
         self.seqs[node] = 0
         devices = tuple(Device(id=f"cpu{n}", kind="cpu", memory_bytes=1 << 34) for n in range(2))
         fact = NodeRegistered(
@@ -207,6 +245,8 @@ class Story:
             devices=devices,
             memory_bytes=1 << 35,
             sleep_modes=(SleepMode.PAUSED,),
+            instances=found,
+            engines=self.engines,
         )
         return self.tell(fact, f"node/{node}")
 
@@ -330,9 +370,9 @@ class Story:
             )
         )
 
-    def up(self, *, ready: int = 1, standbys: int = 1, nodes: Sequence[str] = (NODE,)) -> "Story":
+    def up(self, *, ready: int = 1, standbys: int = 1, nodes: Sequence[str] = (NODE,), **fields: JsonValue) -> "Story":
         """Bring the whole pool of each node up: the first instances ready, the standbys asleep."""
-        self.begin(ready=ready, standbys=standbys, nodes=nodes)
+        self.begin(ready=ready, standbys=standbys, nodes=nodes, **fields)
         for name in (f"{node}-{BASE}-{number}" for node in nodes for number in range(ready + standbys)):
             if not any(order.target == f"instance/{name}" for order in self.state.orders.values()):
                 self.wait(1)
@@ -341,6 +381,17 @@ class Story:
             if int(name.rpartition("-")[2]) >= ready:
                 self.sleep(name)
         return self
+
+    def hold(self, instance: str) -> tuple[Row, ...]:
+        """A spare that was told to is brought as far as without the weights."""
+        self.change(instance, "absent", "starting")
+        return self.change(instance, "starting", "prewarmed", "held", done=True)
+
+    def found(self, instance: str, **fields: Any) -> Found:
+        """Return an instance as a yoco that starts anew finds it: as it was, but for `fields`."""
+        known = self.state.instances[instance]
+        told: dict[str, Any] = {"state": known.state, "endpoint": known.endpoint, "versions": known.versions}
+        return Found(instance=instance, pid=1, **{**told, **fields})
 
     def sleep(self, instance: str) -> None:
         """A standby that was told to drains, and goes to sleep."""
@@ -375,7 +426,7 @@ class Story:
             )
         )
 
-    def stored(self, request: str, share_ppm: int = 1) -> tuple[Row, ...]:
+    def stored(self, request: str, share_ppm: int = 1, *, size_bytes: int | None = None) -> tuple[Row, ...]:
         blend = self.state.injections[request].request.blend
         return self.tell(
             BlendStored(
@@ -388,42 +439,107 @@ class Story:
                 rank=4,
                 residual_ppm=0,
                 share_ppm=share_ppm,
+                size_bytes=size_bytes,
                 duration_us=1,
             )
         )
 
     def resident(self, request: str) -> Resident:
-        blend = self.state.injections[request].request.blend
-        digest = digest_of(request)
+        return self.resident_of(self.state.injections[request].request.blend, digest_of(request))
+
+    def resident_of(self, blend: str, digest: str) -> Resident:
         return Resident(blend=blend, version=f"{blend}@{digest[:12]}", path=f"store/sha256/{digest}")
 
     def proven(self, request: str, instance: str) -> tuple[Row, ...]:
         """The worker loads the version into the instance and proves it."""
-        resident = self.resident(request)
-        order = self.open(f"load/{resident.blend}@{instance}")
-        self.tell(BlendLoaded(order=order, instance=instance, version=resident.version, duration_us=1))
-        effect_print = EffectPrint(path="store/prints/x.json", digest=digest_of("print"), distance_micronats=5)
+        return self.proves(self.resident(request).version, instance)
+
+    def proves(self, version: str, instance: str, *, slots_taken: int | None = None) -> tuple[Row, ...]:
+        """A load that was ordered brings a version into the instance, and its effect is there."""
+        order = self.open(f"load/{version.partition('@')[0]}@{instance}")
+        loaded = BlendLoaded(order=order, instance=instance, version=version, duration_us=1, slots_taken=slots_taken)
+        self.tell(loaded)
+        effect_print = EffectPrint(
+            path=f"store/prints/{digest_of(version)}.json", digest=digest_of(version), distance_micronats=5
+        )
         return self.tell(
             EffectProven(
                 order=order,
                 done=True,
                 instance=instance,
-                version=resident.version,
+                version=version,
                 base_micronats=5,
                 base_min_micronats=1,
                 effect_print=effect_print,
             )
         )
 
-    def promote(self, name: str, **fields: Any) -> str:
+    def misses(self, version: str, instance: str, code: Missing = Missing.LIKE_BASE) -> tuple[Row, ...]:
+        """A load that was ordered brings a version into the instance, and its effect is missing."""
+        order = self.open(f"load/{version.partition('@')[0]}@{instance}")
+        self.tell(BlendLoaded(order=order, instance=instance, version=version, duration_us=1))
+        missing = EffectMissing(order=order, done=True, instance=instance, version=version, code=code, message="")
+        return self.tell(missing)
+
+    def undoes(self, version: str, instance: str, *, healed: bool | None = None) -> tuple[Row, ...]:
+        """A version that was to be taken out of the instance again is out."""
+        order = self.open(f"load/{version.partition('@')[0]}@{instance}")
+        request = self.state.orders[order].request
+        assert request is not None  # noqa: S101 # every order to undo something names who asked for it
+        return self.tell(
+            RolledBack(order=order, done=True, request=request, instance=instance, version=version, healed=healed)
+        )
+
+    def unloads(self, version: str, instance: str, *, slots_taken: int | None = None) -> tuple[Row, ...]:
+        """A version that was to be retired has left the instance."""
+        order = self.open(f"retire/{version}@{instance}")
+        return self.tell(
+            BlendUnloaded(
+                order=order, done=True, instance=instance, version=version, slots_taken=slots_taken, duration_us=1
+            )
+        )
+
+    def deletes(self, version: str) -> tuple[Row, ...]:
+        """A version that was to be deleted is no longer in the store."""
+        order, stored = self.open(f"delete/{version}"), self.state.versions[version]
+        return self.tell(
+            BlendDeleted(order=order, done=True, version=version, digest=stored.digest, freed_bytes=stored.size_bytes),
+            f"version/{version}",
+        )
+
+    def rollback(self, blend: str = "risk", **fields: Any) -> str:
+        """Ask for an earlier version of a blend; return the request's id."""
+        request = RollbackRequested(actor="test", blend=blend, **fields)
+        self.tell(request, f"blend/{blend}")
+        return next(row.id for row in reversed(self.rows) if row.data is request)
+
+    def drifts(self, instance: str, found: Sequence[str], missing: Sequence[str] = ()) -> tuple[Row, ...]:
+        """The node's upcycle has looked at what an instance holds."""
+        told = self.state.instances[instance].told
+        assert told is not None  # noqa: S101 # it looks only for what it was told
+        drift = DriftObserved(
+            node=node_of(instance),
+            instance=instance,
+            told=told.id,
+            expected=told.versions,
+            found=tuple(found),
+            missing=tuple(missing),
+        )
+        return self.tell(drift)
+
+    def promote(self, name: str, *, size_bytes: int | None = None, **fields: Any) -> str:
         """Carry one injection through on every ready instance; return the request's id."""
         request = self.inject(name, **fields)
         self.verified(request)
         targets = self.state.injections[request].targets
-        self.stored(request)
+        self.stored(request, size_bytes=size_bytes)
         for instance in targets:
             self.proven(request, instance)
         return request
 
     def order(self, **fields: Any) -> tuple[Row, ...]:
         return self.tell(OrderRequested(actor="test", base=BASE, **fields), f"base/{BASE}")
+
+    def drain(self, instance: str, **fields: Any) -> tuple[Row, ...]:
+        """Somebody wants an instance out of service."""
+        return self.tell(DrainRequested(actor="test", instance=instance, **fields), f"instance/{instance}")

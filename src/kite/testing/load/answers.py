@@ -10,14 +10,18 @@ from kite_schemas.proof import EffectProven
 from kite_schemas.upcycle import (
     AdapterRefused,
     AdapterVerified,
+    BlendDeleted,
     BlendFailed,
     BlendLoaded,
     BlendStored,
+    BlendUnloaded,
+    DeleteOrdered,
     EffectPrint,
     InjectionAdmitted,
     LoadFailed,
     LoadOrdered,
     Resident,
+    RetireOrdered,
     RollbackOrdered,
     RolledBack,
     VerificationOrdered,
@@ -46,6 +50,8 @@ TAKES_US: dict[type[Order], int] = {
     InjectionAdmitted: 150_000,
     LoadOrdered: 80_000,
     RollbackOrdered: 10_000,
+    RetireOrdered: 10_000,
+    DeleteOrdered: 20_000,
     ComparisonOrdered: 120_000,
     StartOrdered: 1_500_000,
     DrainOrdered: 100_000,
@@ -164,6 +170,14 @@ def _rolled_back(order: RollbackOrdered, end: Ending, _took_us: int) -> list[Sai
     return _last(RolledBack(**end, request=order.request, instance=order.instance, version=order.version))
 
 
+def _retired(order: RetireOrdered, end: Ending, took_us: int) -> list[Said]:
+    return _last(BlendUnloaded(**end, instance=order.instance, version=order.version, duration_us=took_us))
+
+
+def _deleted(order: DeleteOrdered, end: Ending, _took_us: int) -> list[Said]:
+    return _last(BlendDeleted(**end, version=order.version, digest=order.digest, freed_bytes=0))
+
+
 def _compared(order: ComparisonOrdered, end: Ending, took_us: int) -> list[Said]:
     about: Ending = {**end, **_sides(order), "model": order.model, "duration_us": took_us}
     return _last(Compared(**about, kl_micronats=0, p99_micronats=0, covered_ppm=990_000, positions=32))
@@ -229,6 +243,8 @@ GOOD: dict[type[Order], Answer] = {
     InjectionAdmitted: _blended,
     LoadOrdered: _loaded,
     RollbackOrdered: _rolled_back,
+    RetireOrdered: _retired,
+    DeleteOrdered: _deleted,
     ComparisonOrdered: _compared,
     StartOrdered: _started,
     WakeOrdered: _woken,

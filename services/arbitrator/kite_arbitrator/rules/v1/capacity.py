@@ -2,9 +2,12 @@
 
 from collections.abc import Iterable, Iterator
 
+from msgspec import structs
+
 from kite_arbitrator.rules.draft import Draft, reached, seen, why, windows
 from kite_arbitrator.rules.v1.fleet import drain_order
-from kite_arbitrator.rules.v1.handover import order as wake_order
+from kite_arbitrator.rules.v1.handover import against, patience_us, ready_order
+from kite_arbitrator.rules.v1.paths import Way, fastest, wake_busy, way
 from kite_arbitrator.rules.v1.pressure import pressed_pool, undecided
 from kite_arbitrator.state import (
     Instance,
@@ -16,32 +19,45 @@ from kite_arbitrator.state import (
     lost_node,
     pool_of,
     pool_subject,
+    put,
     reachable,
     stale,
 )
 from kite_schemas.arbitration import Channel, Held
 from kite_schemas.ledger import Tick
 from kite_schemas.policy import Pool
-from kite_schemas.why import Candidate, Reason
+from kite_schemas.why import Candidate, Reason, Why
 from kite_schemas.yoco import State as Life
 
 OLD = "the node's windows are too old to act on"
 
 
 def grow(state: State, row: Row) -> Iterator[Draft]:
-    """Wake the lowest standby of every pool that needs one and has none awake; hold what cannot be, with the reason."""
+    """Wake the fastest standby of every pool that needs one and has none awake; hold what cannot be, with the reason.
+
+    Under pressure a prewarmed spare is started when no standby is left.
+    """
     for pool, need in _needs(state, row):
-        candidates = [_candidate(state, i, need) for i in instances_of(state, pool) if i.standby]
-        able = [candidate.id for candidate in candidates if candidate.reason is need]
+        ways = [way(state, i, _reason(state, i, need)) for i in instances_of(state, pool) if i.standby]
+        able = [one for one in ways if one.reason is need]
+        asleep = [one for one in able if one.instance.state is Life.ASLEEP]
+        chosen = fastest(asleep or able)
+        candidates = [one.candidate(chosen) for one in ways]
         if stale(state, pool.node):
-            yield _held(state, row, pool, Reason.STALE, OLD, candidates=candidates)
-        elif not able:
+            unchosen = [one.candidate(None) for one in ways]
+            yield _held(state, row, pool, Reason.STALE, OLD, candidates=unchosen)
+        elif chosen is None:
             yield _held(state, row, pool, Reason.NO_STANDBY, "no standby is asleep and free", candidates=candidates)
         else:
-            chosen = [c.model_copy(update={"chosen": c.id == able[0]}) for c in candidates]
-            instance = state.instances[able[0]]
-            inputs = [seen(state, instance), *windows(state, pool.node)]
-            yield wake_order(state, instance, why(state, row, need, candidates=chosen, inputs=inputs))
+            inputs = [seen(state, chosen.instance), *windows(state, pool.node)]
+            yield _ordered(state, chosen, why(state, row, need, candidates=candidates, inputs=inputs))
+            state = put(state, structs.replace(chosen.instance, state=Life.WAKING))  # for the pools that follow
+
+
+def _ordered(state: State, chosen: Way, account: Why) -> Draft:
+    """Return the order: a need is met as fast as it can be, in time or not."""
+    deadline_us = patience_us(state, chosen, current(state).yoco.cold_start_deadline_us)
+    return ready_order(state, chosen, account, deadline_us=deadline_us)
 
 
 def shrink(state: State, row: Row) -> Iterator[Draft]:
@@ -99,7 +115,7 @@ def _first(state: State, base: str) -> list[Pool]:
 
 def _able(state: State, pool: Pool) -> bool:
     standbys = (instance for instance in instances_of(state, pool) if instance.standby)
-    rests = any(_candidate(state, instance, Reason.ASKED).reason is Reason.ASKED for instance in standbys)
+    rests = any(_reason(state, instance, Reason.ASKED) is Reason.ASKED for instance in standbys)
     return rests and not stale(state, pool.node)
 
 
@@ -109,16 +125,19 @@ def _on_yoco(state: State) -> set[str]:
     return {state.blends[name].base for name in names if name in state.blends}
 
 
-def _candidate(state: State, instance: Instance, need: Reason) -> Candidate:
+def _reason(state: State, instance: Instance, need: Reason) -> Reason:
+    """Return what stands against making a standby ready, the need itself when nothing does."""
+    if need is Reason.PRESSURE and instance.state is Life.PREWARMED and not instance.parked:
+        return against(state, instance) or need
     if instance.state is not Life.ASLEEP:
-        reason = Reason.NO_STANDBY
-    elif busy(state, instance.id):
-        reason = Reason.TARGET_BUSY
-    elif instance.retry_us > state.now_us:
-        reason = Reason.BACKED_OFF
-    else:
-        reason = need
-    return Candidate(id=instance.id, chosen=False, reason=reason)
+        return Reason.NO_STANDBY
+    if instance.parked:
+        return Reason.PARKED
+    if busy(state, instance.id):
+        return Reason.TARGET_BUSY
+    if instance.retry_us > state.now_us:
+        return Reason.BACKED_OFF
+    return Reason.DEVICE_BUSY if wake_busy(state, instance) else need
 
 
 def _idle(state: State) -> Iterator[tuple[Pool, Instance]]:

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from kite_arbitrator.folds.guard import blend_of
 from kite_arbitrator.rules.draft import Draft, age, at_most, seen, why
 from kite_arbitrator.rules.v1.comparison import occasion, ordered
-from kite_arbitrator.rules.v1.injection import load
+from kite_arbitrator.rules.v1.loads import load
 from kite_arbitrator.state import (
     Blend,
     Freeze,

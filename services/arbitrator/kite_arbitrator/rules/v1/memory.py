@@ -3,11 +3,11 @@
 from kite_arbitrator.state import Instance, State, current, pool_of
 from kite_schemas.model import PPM
 from kite_schemas.policy import Pool
-from kite_schemas.yoco import Device
+from kite_schemas.yoco import Device, PrewarmOrdered
 from kite_schemas.yoco import State as Life
 
-STARTABLE = frozenset({Life.ABSENT, Life.FAILED})
-"""An instance in one of these states holds no memory, and may be started."""
+STARTABLE = frozenset({Life.ABSENT, Life.FAILED, Life.PREWARMED})
+"""An instance in one of these states holds no memory of a device, and may be started."""
 
 
 def needed_bytes(state: State, node: str, base: str) -> int | None:
@@ -33,7 +33,12 @@ def fits(state: State, pool: Pool, device: Device) -> bool:
     return needed is None or needed <= free_bytes(state, pool.node, device)
 
 
+def prewarming(state: State, instance: str) -> bool:
+    """Tell whether an instance is being prewarmed: its process starts, and stops short of the weights."""
+    return any(o.instance == instance and o.type == PrewarmOrdered.TYPE for o in state.orders.values())
+
+
 def _held_bytes(state: State, instance: Instance) -> int:
-    if instance.state in STARTABLE:
+    if instance.state in STARTABLE or prewarming(state, instance.id):
         return 0
     return needed_bytes(state, instance.node, instance.base) or 0

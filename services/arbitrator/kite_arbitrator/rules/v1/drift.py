@@ -1,0 +1,106 @@
+"""What instances should hold, told to their node's upcycle, which looks whether they do; what is damaged is made again.
+
+What was found is taken as it is (folds.versions): `fleet.repair` loads what is missing, `retention.retire` takes away
+what is too much.
+"""
+
+from collections.abc import Iterator
+
+from kite_arbitrator.rules.draft import Draft, age, seen, why, within
+from kite_arbitrator.rules.v1.closing import base_of
+from kite_arbitrator.state import (
+    Instance,
+    Row,
+    Standing,
+    State,
+    Stored,
+    claimed,
+    current,
+    lasting,
+    lost_node,
+    reachable,
+    waits,
+)
+from kite_schemas.ledger import Tick
+from kite_schemas.upcycle import RebuildOrdered, Resident, ResidentsSet
+from kite_schemas.why import Reason
+from kite_schemas.yoco import State as Life
+
+LASTING = frozenset({Standing.PROMOTED, Standing.RETAINED})
+"""What is made again when its files are gone."""
+
+
+def tell(state: State, row: Row) -> Iterator[Draft]:
+    """Tell what a ready instance should hold, when that has changed and nothing is being done about the instance."""
+    interval_us = current(state).upcycle.drift_interval_us
+    if interval_us is None or not isinstance(row.data, Tick):
+        return
+    engaged = {order.instance for order in state.orders.values()}
+    for instance in sorted(state.instances.values(), key=lambda i: i.id):
+        ready = instance.state is Life.READY and instance.id not in engaged
+        if not ready or not instance.endpoint or lost_node(state, instance.node):
+            continue
+        residents = _expected(state, instance)
+        versions = tuple(resident.version for resident in residents)
+        told = instance.told
+        if told is None or (told.endpoint, told.versions, told.interval_us) != (
+            instance.endpoint,
+            versions,
+            interval_us,
+        ):
+            yield _told(state, row, instance, residents, interval_us)
+
+
+def _expected(state: State, instance: Instance) -> tuple[Resident, ...]:
+    """Return what an instance should hold, by version: what blends mean, and what else of the store it lists."""
+    meant = {b.resident.version: b.resident for b in state.blends.values() if b.base == instance.base}
+    listed = {name: state.versions[name].resident for name in instance.versions if name in state.versions}
+    return tuple(resident for _, resident in sorted({**listed, **meant}.items()))
+
+
+def _told(state: State, row: Row, instance: Instance, residents: tuple[Resident, ...], interval_us: int) -> Draft:
+    return Draft(
+        f"instance/{instance.id}",
+        ResidentsSet(
+            node=instance.node,
+            instance=instance.id,
+            endpoint=instance.endpoint,
+            base=instance.base,
+            residents=residents,
+            interval_us=interval_us,
+            why=why(state, row, Reason.RESIDENTS_CHANGED, inputs=[seen(state, instance)]),
+        ),
+    )
+
+
+def rebuild(state: State, row: Row) -> Iterator[Draft]:
+    """Have what is damaged made again: the same members give the same bytes."""
+    for stored in state.versions.values():
+        target = f"rebuild/{stored.version}"
+        due = stored.damaged and stored.standing in LASTING and stored.members and lasting(state)
+        if due and not claimed(state, target) and not waits(state, target):
+            yield from _rebuilt(state, row, stored, target)
+
+
+def _rebuilt(state: State, row: Row, stored: Stored, target: str) -> Iterator[Draft]:
+    for pool in reachable(state, stored.base)[:1]:
+        order = RebuildOrdered(
+            node=pool.node,
+            target=target,
+            **within(state, current(state).expiry.blend_us),
+            request=stored.request,
+            blend=stored.resident.blend,
+            version=stored.version,
+            base=base_of(pool),
+            members=stored.members,
+            base_weight_ppm=stored.base_weight_ppm,
+            max_lora_rank=stored.max_lora_rank or pool.spec.max_lora_rank,
+            residual_max_ppm=stored.residual_max_ppm,
+            why=why(
+                state,
+                row,
+                Reason.DAMAGED,
+                inputs=[age(state, f"version/{stored.version}", stored.pos, stored.since_us)],
+            ),
+        )
+        yield Draft(f"version/{stored.version}", order)
