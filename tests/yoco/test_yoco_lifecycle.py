@@ -5,7 +5,13 @@ from itertools import product
 import pytest
 
 from kite_schemas.yoco import State
+from kite_yoco import diagram
 from kite_yoco.lifecycle import STEPS, Event, WrongState, step
+
+
+def step_of(state: State, event: Event) -> State | None:
+    return STEPS.get((state, event))
+
 
 LIVE = [state for state in State if state is not State.ABSENT]
 
@@ -46,13 +52,44 @@ def test_a_standby_goes_from_nothing_to_sleep_and_back() -> None:
 
 
 def test_only_what_is_drained_sleeps_and_only_what_sleeps_wakes() -> None:
-    assert [state for state in State if (state, Event.PAUSED) in STEPS] == [State.DRAINING]
+    assert [state for state in State if step_of(state, Event.PAUSED) not in (None, state)] == [State.DRAINING]
     assert [state for state in State if (state, Event.WAKE) in STEPS] == [State.ASLEEP]
 
 
-def test_drained_is_a_step_onto_itself() -> None:
-    assert step("a", State.DRAINING, Event.DRAINED) is State.DRAINING
+def test_a_prewarmed_spare_is_held_before_it_is_started() -> None:
+    state = State.ABSENT
+    for event in (Event.PREWARM, Event.HELD, Event.START, Event.ANSWERED, Event.WARMED):
+        state = step("a", state, event)
+    assert state is State.READY
+    assert [one for one in State if step_of(one, Event.PREWARM)] == [State.ABSENT, State.FAILED]
+
+
+def test_an_effect_that_is_missing_quarantines_what_would_be_ready() -> None:
+    found = {state for state in State if step_of(state, Event.UNPROVEN) is State.QUARANTINED}
+    assert found == {State.WARMING, State.READY, State.WAKING}
+
+
+@pytest.mark.parametrize(
+    ("state", "event"),
+    [
+        (State.DRAINING, Event.DRAINED),
+        (State.ASLEEP, Event.PAUSED),
+        (State.PREWARMED, Event.HELD),
+        (State.ABSENT, Event.STOPPED),
+    ],
+)
+def test_what_is_so_already_is_a_step_onto_itself(state: State, event: Event) -> None:
+    assert step("a", state, event) is state
 
 
 def test_every_state_can_be_reached() -> None:
     assert set(STEPS.values()) == set(State)
+
+
+def test_the_diagram_has_every_state_and_every_step_that_leads_on() -> None:
+    text = diagram.page()
+    assert set(diagram.MEANINGS) == set(State)
+    drawn = {line.strip() for line in text.splitlines() if " --> " in line}
+    led = {f"{a} --> {b}: {e}" for (a, e), b in STEPS.items() if a is not b and e not in diagram.ENDS}
+    assert drawn == led | {"[*] --> absent"}
+    assert all(f"| `{event}` |" in text for event in Event)

@@ -29,6 +29,7 @@ OPENINGS: Mapping[State, Opening] = {
     State.STARTING: Opening.REPLACE,
     State.WARMING: Opening.REPLACE,
     State.FAILED: Opening.REPLACE,
+    State.PREWARMED: Opening.REPLACE,
     State.READY: Opening.REPORT,
     State.DRAINING: Opening.REFUSE,
     State.ASLEEP: Opening.REFUSE,
@@ -68,6 +69,15 @@ def versions(residents: Sequence[Resident]) -> tuple[str, ...]:
 def loaded(listed: Sequence[str], base: str) -> tuple[str, ...]:
     """Return what an engine serves beside its base."""
     return tuple(name for name in listed if name != base)
+
+
+def merged(held: Sequence[str], added: Sequence[str]) -> tuple[str, ...]:
+    """Return what is held with what was added, each once.
+
+    >>> merged(("a", "b"), ("b", "c"))
+    ('a', 'b', 'c')
+    """
+    return tuple(dict.fromkeys((*held, *added)))
 
 
 def is_lost(state: State, *, lives: bool) -> bool:

@@ -7,7 +7,7 @@ from typing import Generic, TypeVar
 
 from kite.orders import Emit
 from kite.probes import Probes
-from kite_schemas.yoco import InstanceOrder
+from kite_schemas.yoco import EngineOffer, InstanceOrder
 from kite_yoco.channel import recent
 from kite_yoco.instances import Instance, Instances
 
@@ -17,7 +17,8 @@ OrderT_co = TypeVar("OrderT_co", bound=InstanceOrder, covariant=True)
 @dataclass(frozen=True, slots=True)
 class Place:
     """Where a yoco works: its instances, the folder of their logs, the adapters, the probes of its proofs, the name of
-    the socket that its engines send their readings to, and how the last starts and wakes went.
+    the socket that its engines send their readings to, what its kinds of engine can do, and how the last starts and
+    wakes went.
     """
 
     instances: Instances
@@ -25,6 +26,7 @@ class Place:
     adapter_root: Path
     probes: Probes
     telemetry: str
+    engines: tuple[EngineOffer, ...] = ()
     starts: deque[bool] = field(default_factory=recent)
 
 

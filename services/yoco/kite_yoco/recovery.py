@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Coroutine
 
 from kite.engine import EngineError
-from kite_schemas.yoco import State
+from kite_schemas.yoco import SleepMode, State
 from kite_yoco import core
 from kite_yoco.instances import Instance
 from kite_yoco.lifecycle import Event
@@ -42,11 +42,12 @@ async def recover(instance: Instance) -> None:
 
 async def undo(instance: Instance) -> None:
     """Undo what a wake or a pause may have done. Raises EngineError."""
+    mode = instance.mode or SleepMode.PAUSED
     if instance.state is State.WAKING:
-        await instance.engine.pause()
+        await instance.engine.sleep(mode)
         instance.move(Event.RETURNED)
     elif instance.state is State.DRAINING:
-        await instance.engine.resume()
+        await instance.engine.wake(mode)
 
 
 async def give_up(instance: Instance) -> None:

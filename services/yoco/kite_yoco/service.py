@@ -10,53 +10,53 @@ import structlog
 from kite import __version__, probes
 from kite.bus import Bus
 from kite.clock import mono_us
-from kite.errors import Fault, KiteError
+from kite.errors import KiteError
 from kite.events import Origin, new_id
-from kite.orders import Worker
+from kite.metrics import served
+from kite.orders import Begin, Worker
 from kite.watches import Watch, beside, tell
 from kite_schemas.arbitration import TransportChanged
-from kite_schemas.yoco import ChannelSampled, InstanceChanged, NodeRegistered, SleepMode
+from kite_schemas.yoco import ChannelSampled, InstanceChanged, NodeRegistered
 from kite_yoco import channel
+from kite_yoco.adoption import adopt
 from kite_yoco.devices import find_devices, memory_bytes
 from kite_yoco.duty import Place
+from kite_yoco.health import Bounds
+from kite_yoco.health import Watch as HealthWatch
 from kite_yoco.instances import Instances
+from kite_yoco.metrics import Meter
+from kite_yoco.offers import find_offers, offered
+from kite_yoco.records import Records, StateUnwritable, holding
 from kite_yoco.recovery import to_the_end
 from kite_yoco.settings import Settings
 from kite_yoco.table import tasks
-from kite_yoco.telemetry.listener import Listener
+from kite_yoco.telemetry.listener import Listener, channel_name
 from kite_yoco.telemetry.memory import Memory
 from kite_yoco.telemetry.outlet import Outlet
 from kite_yoco.telemetry.sampler import Sampler
 
 SERVICE = "yoco"
 HANDLERS_S = 2.0  # for orders in hand to let go at the end
+LEFT_HINT = "their keepers hold them for the next yoco, and end them when none comes"
 FAREWELL_S = 3.0  # for the last facts: the bus may be gone already
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger()
 
 
-class StateUnwritable(KiteError):
-    """The state folder cannot be made or written."""
-
-    code = "state_unwritable"
-    fault = Fault.OPERATOR
-
-    def __init__(self, folder: Path, why: str) -> None:
-        super().__init__(f"cannot write {folder}: {why}", hint="set KITE_STATE_DIR to a folder of this service's own")
-        self.folder = folder
-        self.why = why
-
-
 async def serve(settings: Settings) -> None:
-    """Register the node and carry out orders until cancelled; then end every engine. Raises KiteError."""
-    prepare(settings.logs)
+    """Register the node and carry out orders until cancelled; then end every engine. Raises KiteError.
+
+    An error ends no engine: each is kept for the yoco that is started next.
+    """
+    records = Records(settings.state_dir, settings.keep_s)
+    prepare(settings.logs, records)
     origin = Origin(f"kite/{SERVICE}/{settings.node}", f"{SERVICE}@{__version__}")
-    with Listener() as listener:
+    with holding(settings.state_dir), Listener(channel_name(settings.state_dir)) as listener:
         async with await Bus.connect(settings.nats_url, f"{SERVICE}-{settings.node}", signer=settings.signer()) as bus:
-            await serve_on(bus, listener, settings, origin)
+            await serve_on(bus, listener, settings, origin, records)
 
 
-async def serve_on(bus: Bus, listener: Listener, settings: Settings, origin: Origin) -> None:
+async def serve_on(bus: Bus, listener: Listener, settings: Settings, origin: Origin, records: Records) -> None:
     """Put worker, instances and sampler together, and let them work. Raises KiteError."""
     registered = registration(settings.node)
 
@@ -70,58 +70,91 @@ async def serve_on(bus: Bus, listener: Listener, settings: Settings, origin: Ori
         states = [instance.state for instance in instances]
         return channel.sampled(settings.node, states, place.starts, memory.worst(mono_us()))
 
-    instances = Instances(settings.node, report)
+    meter = Meter()
+    instances = Instances(settings.node, report, records)
     memory = Memory(registered.devices, instances)
     outlet = Outlet(bus, settings.node)
-    place = Place(instances, settings.logs, settings.adapters, probes.default(), listener.name)
+    place = Place(instances, settings.logs, settings.adapters, probes.default(), listener.name, registered.engines)
     worker = Worker(
         bus=bus,
         origin=origin,
         service=SERVICE,
         node=settings.node,
         journal=settings.journal,
-        handlers=tasks(place),
+        handlers=meter.measured(tasks(place)),
         notices={TransportChanged: partial(outlet.switch, registered.boot)},
     )
     sampler = Sampler(settings.node, registered.boot, origin, instances=instances, listener=listener, memory=memory)
-    watches = {"sampler": partial(sampler.run, outlet), "channel": partial(tell, sample, say)}
-    await work(worker, instances, registered, watches)
+    health = health_of(instances, settings)
+    watches = {"sampler": partial(sampler.run, outlet), "channel": partial(tell, sample, say), "health": health.run}
+
+    async def begin() -> None:
+        legacy = await adopt(instances, records)
+        for fact in legacy.lost:
+            await report(fact)
+        await worker.publish(f"node/{settings.node}", registered.model_copy(update={"instances": legacy.found}))
+        log.info("node_registered", node=settings.node, boot=registered.boot)
+
+    with served(meter.registry, settings):
+        await work(worker, instances, begin, watches)
 
 
-def prepare(logs: Path) -> None:
+def health_of(instances: Instances, settings: Settings) -> HealthWatch:
+    """Return what watches the engines."""
+    return HealthWatch(instances, Bounds(settings.hung_s))
+
+
+def prepare(logs: Path, records: Records) -> None:
     """Make the folders. Raises StateUnwritable."""
     try:
         logs.mkdir(parents=True, exist_ok=True)
+        records.prepare()
     except OSError as error:
         raise StateUnwritable(logs, error.strerror or str(error)) from error
 
 
-async def work(worker: Worker, instances: Instances, registered: NodeRegistered, watches: Mapping[str, Watch]) -> None:
-    """Run the worker, register the node, watch it then; whatever ends it, and however often it is told to, no engine
-    is left.
+async def work(worker: Worker, instances: Instances, begin: Begin, watches: Mapping[str, Watch]) -> None:
+    """Adopt, register, work, and watch the node meanwhile. Told to end, and however often, no engine is left.
+
+    A second yoco ends before it adopts: the journal is opened first. The node is registered before an order that the
+    last yoco had begun is taken up again, since a registration is the truth that later facts change.
     """
-    running = asyncio.create_task(worker.run())
+    begun = asyncio.Event()
+
+    async def beginning() -> None:
+        await begin()
+        begun.set()
+
+    running = asyncio.create_task(worker.run(beginning))
+    waiting = asyncio.create_task(begun.wait())
     try:
-        await asyncio.sleep(0)  # the worker opens its journal in its first step: a second yoco ends there, unregistered
-        if not running.done():
-            await worker.publish(f"node/{registered.node}", registered)
-            log.info("node_registered", node=registered.node)
+        await asyncio.wait({running, waiting}, return_when=asyncio.FIRST_COMPLETED)
         async with beside(watches):
             await asyncio.wait({running})
         running.result()
-    finally:
+    except asyncio.CancelledError:
         await to_the_end(close(worker, running, instances))
+        raise
+    except BaseException:
+        instances.leave()
+        log.warning("engines_left", instances=[one.id for one in instances if one.lives], hint=LEFT_HINT)
+        raise
+    finally:
+        waiting.cancel()
 
 
 def registration(node: str) -> NodeRegistered:
-    """Return what this node says of itself: engines die with their yoco, so that a new one has none."""
+    """Return what this node says of itself, but for the engines that it took over."""
+    devices = find_devices()
+    engines = find_offers(devices)
     return NodeRegistered(
         node=node,
         boot=new_id(),
-        devices=find_devices(),
+        devices=devices,
         memory_bytes=memory_bytes(),
-        sleep_modes=(SleepMode.PAUSED,),
+        sleep_modes=offered(engines),
         instances=(),
+        engines=engines,
     )
 
 

@@ -1,9 +1,8 @@
-"""Start an engine process: spawn, wait until it answers, warm up, measure the noise of its base."""
+"""Start an engine process: spawn, wait until it answers, warm up, measure its base's noise, prove its residents."""
 
 from pathlib import Path
 
 from kite.clock import US_PER_S, mono_us
-from kite.engine import Engine
 from kite.errors import Fault, KiteError
 from kite.orders import stage
 from kite.proof import noise
@@ -15,6 +14,7 @@ from kite_yoco.core import Opening
 from kite_yoco.duty import Duty
 from kite_yoco.instances import Instance
 from kite_yoco.lifecycle import Event, WrongState
+from kite_yoco.residents import first_token, hold
 
 STARTABLE = (State.ABSENT, State.FAILED)
 
@@ -34,17 +34,21 @@ async def start(duty: Duty[StartOrdered]) -> InstanceReady:
     if opening is Opening.REFUSE:
         raise WrongState(instance.id, instance.state, Event.START)
     if opening is Opening.REPORT and await instance.engine.healthy():
-        return await found(instance, began_us)
+        return await found(duty, began_us)
     await clear(duty, began_us)
     await duty.tell(instance.change(Event.START, "ordered", began_us))
     return await spawned(duty, began_us)
 
 
-async def found(instance: Instance, began_us: int) -> InstanceReady:
-    """Return the report of an instance that runs already."""
+async def found(duty: Duty[StartOrdered], began_us: int) -> InstanceReady:
+    """Return the report of an instance that runs already, once it holds what it should. Raises KiteError."""
+    instance, residents = duty.instance, duty.order.residents or ()
     listed = await instance.engine.models()
-    now_us = mono_us() - began_us
-    return ready(instance, core.loaded(listed, instance.base), now_us, now_us)
+    listed_us = token_us = mono_us()
+    if residents:
+        token_us = await hold(duty, residents, listed, instance.noise_micronats)
+    held = core.merged(core.loaded(listed, instance.base), core.versions(residents))
+    return ready(instance, held, listed_us - began_us, token_us - began_us)
 
 
 async def clear(duty: Duty[StartOrdered], began_us: int) -> None:
@@ -56,7 +60,7 @@ async def clear(duty: Duty[StartOrdered], began_us: int) -> None:
 
 
 async def spawned(duty: Duty[StartOrdered], began_us: int) -> InstanceReady:
-    """Start the process and bring it to its first token."""
+    """Start the process and bring it to its first token, and that of every resident."""
     instance, order = duty.instance, duty.order
     stage("spawn")
     check_base(order.spec)
@@ -73,8 +77,11 @@ async def spawned(duty: Duty[StartOrdered], began_us: int) -> InstanceReady:
     token_us = mono_us()
     stage("noise")
     instance.noise_micronats = await noise(instance.engine, instance.base, duty.place.probes.prompts)
+    residents = order.residents or ()
+    if residents:
+        token_us = await hold(duty, residents, (), instance.noise_micronats)
     instance.move(Event.WARMED)
-    return ready(instance, (), healthy_us - began_us, token_us - began_us)
+    return ready(instance, core.versions(residents), healthy_us - began_us, token_us - began_us)
 
 
 def check_base(spec: EngineSpec) -> None:
@@ -84,11 +91,6 @@ def check_base(spec: EngineSpec) -> None:
             f"no base in {spec.base_path}",
             hint="the path of the pool must be that of a folder on this node",
         )
-
-
-async def first_token(engine: Engine, base: str) -> None:
-    """Let the base give one token. Raises EngineError."""
-    await engine.distributions(base, [core.FIRST_TOKEN_PROMPT], top=1)
 
 
 def ready(instance: Instance, versions: tuple[str, ...], wake_us: int, token_us: int) -> InstanceReady:

@@ -13,6 +13,7 @@ from kite_schemas.yoco import (
     InstanceOrder,
     OrderFailed,
     OrderRefused,
+    PrewarmOrdered,
     SleepOrdered,
     StartOrdered,
     StopOrdered,
@@ -22,8 +23,9 @@ from kite_yoco import core
 from kite_yoco.duty import Duty, Place
 from kite_yoco.instances import Instance
 from kite_yoco.lifecycle import WrongState
+from kite_yoco.prewarm import PrewarmUnsupported, prewarm
 from kite_yoco.recovery import recover, to_the_end
-from kite_yoco.rest import drain, sleep, stop
+from kite_yoco.rest import ModeUnsupported, drain, sleep, stop
 from kite_yoco.start import start
 from kite_yoco.wake import wake
 
@@ -34,6 +36,7 @@ def tasks(place: Place) -> Tasks:
     """Return the table of a yoco."""
     return {
         StartOrdered: task(place, counted(start)),
+        PrewarmOrdered: task(place, prewarm),
         DrainOrdered: task(place, drain),
         SleepOrdered: task(place, sleep),
         WakeOrdered: task(place, counted(wake)),
@@ -46,7 +49,7 @@ def task(place: Place, body: Callable[[Duty[OrderT]], Awaitable[Outcome]]) -> Ta
 
     async def handler(received: Received[OrderT], emit: Emit) -> Outcome:
         instance = place.instances.get(received.data.instance)
-        async with instance.held():
+        async with instance.held(), place.instances.alone_on(claimed(received.data, instance)):
             return await carried(place, instance, body(Duty(received.data, instance, place, emit)))
 
     def failed(received: Received[OrderT], stage: str, code: str, message: str) -> OrderFailed:
@@ -56,6 +59,17 @@ def task(place: Place, body: Callable[[Duty[OrderT]], Awaitable[Outcome]]) -> Ta
         )
 
     return Task(handler, failed)
+
+
+def claimed(order: InstanceOrder, instance: Instance) -> str:
+    """Return the device that nothing else may start or wake on until the order has ended, what failed included."""
+    match order:
+        case StartOrdered():
+            return order.device
+        case WakeOrdered():
+            return instance.device
+        case _:
+            return ""
 
 
 def counted(body: Callable[[Duty[OrderT]], Awaitable[Outcome]]) -> Callable[[Duty[OrderT]], Awaitable[Outcome]]:
@@ -79,7 +93,7 @@ async def carried(place: Place, instance: Instance, doing: Awaitable[Outcome]) -
     """Await the outcome; whatever ends it early, the instance is in a state that can be told. Raises KiteError."""
     try:
         return await explained(instance, doing)
-    except WrongState as error:
+    except (WrongState, ModeUnsupported, PrewarmUnsupported) as error:
         return OrderRefused(instance=instance.id, code=error.code, message=core.fitted(str(error)))
     except (KiteError, asyncio.CancelledError):  # cancelled: late, given up, or the end of yoco, which ends all itself
         if not place.instances.closing:

@@ -13,7 +13,7 @@ from kite.engine.errors import (
     Refusal,
 )
 from kite.engine.facts import Facts
-from kite.engine.process import EngineProcess, free_port
+from kite.engine.process import EngineProcess, Keep, free_port
 from kite.engine.reading import Activity, Distribution
 from kite_schemas.yoco import EngineSpec
 
@@ -31,6 +31,7 @@ __all__ = [
     "EngineSpec",
     "EngineUnreachable",
     "Facts",
+    "Keep",
     "Refusal",
     "command",
     "free_port",

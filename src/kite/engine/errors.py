@@ -42,6 +42,7 @@ class Death(StrEnum):
     NOT_INSTALLED = "not_installed"
     BAD_OPTION = "bad_option"
     SIGNALLED = "signalled"
+    KEEPER_LOST = "keeper_lost"
     OTHER = "other"
 
 
@@ -115,7 +116,7 @@ HINTS = {
     Refusal.ADAPTER_MISSING: "the folder must exist, with the same path, on the engine's machine",
     Refusal.RANK_TOO_HIGH: "start the engine with a higher max_lora_rank, or recompress the adapter",
     Refusal.NOT_OFFERED: "the engine must run in its development mode for pause, resume and cache reset",
-    Refusal.NOT_FINITE: "NaN stays in reused KV blocks, also after a cache reset: restart the instance",
+    Refusal.NOT_FINITE: "unload it and reset the prefix cache: NaN stays in reused KV blocks; restart what keeps it",
     Refusal.SILENT: "the engine gave no reason: verify the adapter, and read the engine's log",
 }
 
@@ -126,6 +127,7 @@ DEATH_HINTS = {
     Death.NOT_INSTALLED: "install the engine in this environment, or use the fake one",
     Death.BAD_OPTION: "an option of the instance is not accepted by this version of the engine",
     Death.SIGNALLED: "it was stopped from outside; out-of-memory killers do that too",
+    Death.KEEPER_LOST: "its keeper was ended from outside, and the kernel ended the engine with it",
     Death.OTHER: "read the end of its log",
 }
 
@@ -161,7 +163,7 @@ DEATHS: tuple[tuple[str, Death], ...] = (
     (r"Repo id must|Can't load|is not a local folder|weights? (was|were) not|tokenizer", Death.BASE_UNREADABLE),
 )
 
-SENTENCE = re.compile(r"(?:\b[A-Za-z_.]*(?:Error|Exception)\b[^:]*|error):\s*\S.*")
+SENTENCE = re.compile(r"(?:\b[A-Za-z_.]*(?:Error|Exception)\b[^:]*|error):\s*\S.*|\bMemoryError\s*$")
 
 
 def refusal(status: int, text: str) -> Refusal:

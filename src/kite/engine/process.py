@@ -1,12 +1,13 @@
-"""One server process that we own: started in its own group, watched, and ended with all its children."""
+"""One server process: started in its own group, watched, and ended with all its children."""
 
 import asyncio
 import os
 import signal
 import socket
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeAlias
+from typing import IO, Protocol, TypeAlias
 
 import psutil
 
@@ -14,7 +15,11 @@ from kite import launch, tracing
 from kite.clock import US_PER_S, mono_us
 from kite.engine.client import Engine
 from kite.engine.command import HOST, command, environment
-from kite.engine.errors import EngineDied, EngineLate, death
+from kite.engine.errors import Death, EngineDied, EngineLate, death
+from kite.engine.identity import Identity
+from kite.engine.kept import LOST, Child, Handle, Keeping
+from kite.engine.oom import kills
+from kite.keeper import KEEP_S
 from kite_schemas.yoco import EngineSpec
 
 NICENESS = 10  # control must not starve beside inference
@@ -22,33 +27,56 @@ POLL_S = 0.1  # between two looks at a starting server
 STOP_S = 20.0  # default grace of `stop`: vLLM takes 1-3 s
 KILL_S = 10.0  # after SIGKILL, for the kernel to take memory back
 TAIL_BYTES = 64 * 1024  # of the log, for the reason of an end
+KILLED = "the kernel ended a process of this memory group"
 
 Progress: TypeAlias = Callable[[float, str], None]
 """Called while a server starts, with the seconds since the wait began and the last line of its log."""
 
 
-class EngineProcess:
-    """One server process (and its children). Made by `start`; `stop` must be awaited, else it dies with its parent."""
+@dataclass(frozen=True, slots=True)
+class Keep:
+    """How a server outlives us: whose lock its keeper looks at, where it writes how the server ended (absolute paths),
+    and how long it waits for somebody who holds the lock.
+    """
 
-    def __init__(
-        self, spec: EngineSpec, port: int, log: Path, process: asyncio.subprocess.Process, *, log_start_bytes: int = 0
-    ) -> None:
+    lock: Path
+    end: Path
+    keep_s: float = KEEP_S
+
+
+Note: TypeAlias = Callable[[Identity, int, int], None]
+"""Is given the keeper, the port and the length of the log before a server is started under a keeper: what it writes
+down is what a later process finds the server by.
+"""
+
+
+class EngineProcess:
+    """One server process (and its children). `stop` must be awaited, else it dies with its parent, or its keeper."""
+
+    def __init__(self, spec: EngineSpec, port: int, log: Path, handle: Handle, *, log_start_bytes: int = 0) -> None:
         self.spec = spec
         self.port = port
         self.log = log
+        self.handle = handle
         self._log_start_bytes = log_start_bytes  # what an earlier process wrote says nothing about this one
         self.url = f"http://{HOST}:{port}"
-        self._process = process
+        self._kills = kills()
 
     @classmethod
     async def start(
-        cls, spec: EngineSpec, *, log: Path, port: int | None = None, env: Mapping[str, str] | None = None
+        cls,
+        spec: EngineSpec,
+        *,
+        log: Path,
+        port: int | None = None,
+        env: Mapping[str, str] | None = None,
+        keep: tuple[Keep, Note] | None = None,
     ) -> "EngineProcess":
         """Start a server for `spec` and return at once; its output goes to the end of `log`.
 
         `port` None takes a free one. `env` is what it inherits (default: this process's environment); a collector
-        named there (OTEL_EXPORTER_OTLP_ENDPOINT) gets its spans, joined to the current trace. Must run in a thread
-        that lives as long as this process, since the server dies with it.
+        named there (OTEL_EXPORTER_OTLP_ENDPOINT) gets its spans, joined to the current trace. With `keep` it outlives
+        this process; without, it dies with it, and must be started in a thread that lives as long. Raises OSError.
         """
         chosen = free_port() if port is None else port
         inherited = os.environ if env is None else env
@@ -58,31 +86,25 @@ class EngineProcess:
             otlp_endpoint=inherited.get("OTEL_EXPORTER_OTLP_ENDPOINT", ""),
             traceparent=tracing.traceparent() or "",
         )
+        whole = environment(inherited, overlay)
         with log.open("ab") as out:
             written = out.tell()
-            process = await asyncio.create_subprocess_exec(
-                *launch.command(argv, nice=NICENESS),
-                stdin=asyncio.subprocess.DEVNULL,
-                stdout=out,
-                stderr=out,
-                env=environment(inherited, overlay),
-                start_new_session=True,
-            )
-        return cls(spec, chosen, log, process, log_start_bytes=written)
+            handle = await (bound(argv, whole, out) if keep is None else kept(argv, whole, out, chosen, keep))
+        return cls(spec, chosen, log, handle, log_start_bytes=written)
 
     @property
     def pid(self) -> int:
         """The process id, which is also the id of its group."""
-        return self._process.pid
+        return self.handle.pid
 
     @property
     def exit_code(self) -> int | None:
         """The exit code, negative for a signal, None while it runs."""
-        return self._process.returncode
+        return self.handle.exit_code
 
     async def wait(self) -> int:
         """Wait until the process has ended and return its exit code."""
-        return await self._process.wait()
+        return await self.handle.wait()
 
     async def wait_healthy(self, deadline_s: float, on_progress: Progress | None = None) -> None:
         """Wait until the server answers. Raises EngineDied as soon as it ended, EngineLate after `deadline_s`."""
@@ -96,7 +118,7 @@ class EngineProcess:
                     raise EngineLate("the start of the server", deadline_s)
                 if on_progress is not None:
                     on_progress(elapsed_s, last_line(self.tail()))
-                await ended_within(self._process, POLL_S)
+                await ended_within(self.handle, POLL_S)
 
     async def stop(self, grace_s: float = STOP_S) -> int:
         """End the server and every process of its group: SIGTERM, `grace_s`, SIGKILL, KILL_S. Return its exit code.
@@ -104,11 +126,14 @@ class EngineProcess:
         Raises EngineLate when the kernel does not end a process even so.
         """
         signal_group(self.pid, signal.SIGTERM)
+        signal_group(self.pid, signal.SIGCONT)  # one that was stopped hears nothing else
         if not await emptied(self.pid, grace_s):
             signal_group(self.pid, signal.SIGKILL)
             if not await emptied(self.pid, KILL_S):
                 raise EngineLate("SIGKILL", KILL_S)
-        return await self.wait()
+        code = await self.wait()
+        await self.handle.left()
+        return code
 
     def listens(self) -> bool:
         """Say whether it is this process that listens on the port, and not a stranger."""
@@ -120,16 +145,56 @@ class EngineProcess:
 
     def tail(self) -> str:
         """Return the end of what this process wrote, at most TAIL_BYTES."""
-        with self.log.open("rb") as file:
-            file.seek(max(self._log_start_bytes, self.log.stat().st_size - TAIL_BYTES))
-            return file.read().decode(errors="replace")
+        return tail(self.log, self._log_start_bytes)
 
     def died(self) -> EngineDied:
         """Return the error that says why it ended, read from the end of its log."""
-        text = self.tail()
         code = self.exit_code or 0
-        reason, sentence = death(code, text)
-        return EngineDied(code, reason, sentence, text)
+        return died(code, self.tail(), killed=self._kills is not None and (kills() or 0) > self._kills)
+
+    def mark(self) -> None:
+        """It lives: who was killed for memory so far was somebody else."""
+        self._kills = kills()
+
+
+def died(exit_code: int, tail: str, *, killed: bool = False) -> EngineDied:
+    """Return the error that says why a server ended; `killed`: the kernel has taken somebody's memory meanwhile."""
+    reason, sentence = death(exit_code, tail)
+    if killed and exit_code and reason in (Death.SIGNALLED, Death.OTHER):
+        return EngineDied(exit_code, Death.OUT_OF_MEMORY, sentence or KILLED, tail)
+    if exit_code == LOST and reason is Death.OTHER:
+        return EngineDied(exit_code, Death.KEEPER_LOST, sentence, tail)
+    return EngineDied(exit_code, reason, sentence, tail)
+
+
+async def bound(argv: Sequence[str], env: Mapping[str, str], out: IO[bytes]) -> Handle:
+    """Start a program that dies with this process. Raises OSError."""
+    process = await asyncio.create_subprocess_exec(
+        *launch.command(argv, nice=NICENESS),
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=out,
+        stderr=out,
+        env=env,
+        start_new_session=True,
+    )
+    return Child(process)
+
+
+async def kept(
+    argv: Sequence[str], env: Mapping[str, str], out: IO[bytes], port: int, how: tuple[Keep, Note]
+) -> Handle:
+    """Start a program under a keeper, which is written down before the program begins. Raises OSError."""
+    written = out.tell()
+    keep, note = how
+    keeping = await Keeping.start(
+        argv, lock=keep.lock, end=keep.end, keep_s=keep.keep_s, nice=NICENESS, env=env, out=out
+    )
+    try:
+        note(keeping.who, port, written)
+        return await keeping.go()
+    except BaseException:
+        await keeping.drop()
+        raise
 
 
 def free_port() -> int:
@@ -137,6 +202,16 @@ def free_port() -> int:
     with socket.socket() as probe:
         probe.bind((HOST, 0))
         return int(probe.getsockname()[1])
+
+
+def tail(log: Path, start_bytes: int) -> str:
+    """Return the end of what a process wrote since its log was so long, at most TAIL_BYTES; empty without a log."""
+    try:
+        with log.open("rb") as file:
+            file.seek(max(start_bytes, log.stat().st_size - TAIL_BYTES))
+            return file.read().decode(errors="replace")
+    except FileNotFoundError:
+        return ""
 
 
 def last_line(text: str) -> str:
@@ -164,7 +239,15 @@ def signal_group(group: int, number: signal.Signals) -> None:
         return
 
 
-async def ended_within(process: asyncio.subprocess.Process, limit_s: float) -> bool:
+class Waited(Protocol):
+    """What ends sooner or later."""
+
+    async def wait(self) -> int:
+        """Wait until it has ended and return its exit code."""
+        ...
+
+
+async def ended_within(process: Waited, limit_s: float) -> bool:
     """Wait for the end of a process, at most `limit_s`."""
     try:
         async with asyncio.timeout(limit_s):

@@ -33,6 +33,7 @@ from kite.testing import adapters, zoo
 from kite.testing.eventually import eventually
 from kite.testing.llama import Llama
 from kite.testing.otlp import Receiver
+from kite_schemas.yoco import SleepMode
 
 BASE_NAME = "tiny"
 GIB = 1024**3
@@ -122,7 +123,7 @@ async def cached(engine: Engine) -> tuple[int, int]:
 
 
 class EngineContract:
-    """What every running engine does. Subclasses give `server`, a healthy EngineProcess.
+    """What every running engine does. Subclasses give `server`, a healthy EngineProcess, and `modes`, as it is offered.
 
     Also needed, from the suite: `collector`, `tiny_base`, `tiny_adapters` (`make_adapters`), `tiny_model` (Llama).
     """
@@ -246,6 +247,29 @@ class EngineContract:
         assert len(await held) == 1
         assert not await engine.is_paused()
         assert len(await engine.distributions("credit@1", [PROMPT])) == 1
+
+    async def test_sleeps_and_wakes_in_every_mode_that_is_offered(
+        self, engine: Engine, tiny_adapters: Adapters, modes: Sequence[SleepMode]
+    ) -> None:
+        """Only the deepest sleep loses the adapters, and then it lists none: what is loaded anew is as before."""
+        assert SleepMode.PAUSED in modes
+        before = await engine.distributions(BASE_NAME, [PROMPT])
+        for mode in modes:
+            name = f"credit@{mode}"
+            await engine.load(name, str(tiny_adapters.good))
+            told = await engine.distributions(name, [PROMPT])
+            await engine.sleep(mode)
+            assert await engine.is_paused()
+            assert await engine.healthy()
+            held = asyncio.create_task(engine.distributions(BASE_NAME, [PROMPT]))
+            await engine.wake(mode)
+            assert await held == before, mode
+            assert not await engine.is_paused()
+            assert (name in await engine.models()) is (mode is not SleepMode.L2)
+            if mode is SleepMode.L2:
+                await engine.load(name, str(tiny_adapters.good))
+            assert await engine.distributions(name, [PROMPT]) == told, mode
+            await engine.unload(name)
 
     async def test_pause_lets_running_requests_finish(self, engine: Engine) -> None:
         long = asyncio.create_task(engine.complete(BASE_NAME, PROMPT, LONG_TOKENS, 60))

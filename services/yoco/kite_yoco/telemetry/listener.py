@@ -1,13 +1,16 @@
 """The socket on which the engines of a node send their readings."""
 
+import hashlib
 import os
 import secrets
 import socket
 import struct
+from pathlib import Path
 from typing import Self
 
 from kite.telemetry import READING_MAX_BYTES, MalformedReading, Reading, address, decode
 
+PREFIX = "@kite-telemetry-"
 CREDENTIALS = struct.Struct("3i")  # pid, uid, gid: <sys/socket.h>, struct ucred
 BURST = 256  # datagrams read in one go; the kernel queues about ten, so that this is never reached in order
 
@@ -19,8 +22,9 @@ class Listener:
     asked who did: only this user's datagrams are taken.
     """
 
-    def __init__(self) -> None:
-        self.name = f"@kite-telemetry-{secrets.token_hex(8)}"
+    def __init__(self, name: str | None = None) -> None:
+        """Bind it; without a name it takes one that nobody else has. Raises OSError when somebody has it."""
+        self.name = name or f"{PREFIX}{secrets.token_hex(8)}"
         self.refused = 0  # malformed, or of another user
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
@@ -61,6 +65,11 @@ class Listener:
             reading = None
         self.refused += reading is None
         return reading
+
+
+def channel_name(folder: Path) -> str:
+    """Return the name of a yoco's socket, from its state folder: engines that it adopts send to the same one."""
+    return f"{PREFIX}{hashlib.sha256(os.fsencode(folder.resolve())).hexdigest()[:16]}"
 
 
 def sent_by_us(ancillary: list[tuple[int, int, bytes]]) -> bool:

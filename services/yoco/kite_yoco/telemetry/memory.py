@@ -16,7 +16,7 @@ from kite.engine import EngineError, EngineSpec
 from kite.engine.reading import Allocation
 from kite_schemas.model import PPM
 from kite_schemas.telemetry import FragmentationSource
-from kite_schemas.yoco import Device, State
+from kite_schemas.yoco import Device, SleepMode, State
 from kite_yoco.instances import Instance, Instances
 
 READ_US = 5 * US_PER_S  # between two readings: adapters come and go in seconds, and each costs a request an instance
@@ -118,9 +118,10 @@ def folders_bytes(folders: Iterable[str]) -> int | None:
         return None
 
 
-def residue_bytes(state: State, spec: EngineSpec) -> int:
-    """Return what an instance holds of its cache while it sleeps: a CPU engine can only pause, which frees nothing."""
-    return spec.kv_cache_bytes if state is State.ASLEEP else 0
+def residue_bytes(state: State, mode: SleepMode | None, spec: EngineSpec) -> int:
+    """Return what an instance holds of its cache while it sleeps: a pause frees nothing, and all else frees it."""
+    pauses = mode in (None, SleepMode.PAUSED)
+    return spec.kv_cache_bytes if state is State.ASLEEP and pauses else 0
 
 
 class Memory:
@@ -156,11 +157,11 @@ class Memory:
         self._known, self._known_us = fragmentations(self._devices, holdings), mono_us()
 
     async def _holding(self, instance: Instance, spec: EngineSpec) -> Holding:
-        state, device = instance.state, instance.device
+        state, mode, device = instance.state, instance.mode, instance.device
         folders = await listed(instance)
         weights, adapters = await asyncio.to_thread(self._sizes, spec.base_path, folders)
         allocations = None if spec.cpus else await allocations_of(instance)
-        return Holding(device, weights, adapters, residue_bytes(state, spec), allocations)
+        return Holding(device, weights, adapters, residue_bytes(state, mode, spec), allocations)
 
     def _sizes(self, base: str, folders: Sequence[str] | None) -> tuple[int | None, int | None]:
         if base not in self._weights and (found := weights_bytes(Path(base))) is not None:
