@@ -38,6 +38,7 @@ check: venv-fake  ## format, lint, types, import contracts
 	$(VENV)/bin/python -m kite_schemas.generate --check
 	$(VENV)/bin/python -m kite_cli.reference --check
 	$(VENV)/bin/python -m kite_upcycle.codes --check
+	$(VENV)/bin/python -m kite_yoco.diagram --check
 
 venv: $(VENV)/.vllm.stamp  ## KITE, its tools, and vLLM on CPU
 

@@ -26,6 +26,17 @@ class ServiceSettings(BaseSettings):
         return load_signer(self.signing_key) if self.signing_key else None
 
 
+class MetricsSettings(BaseSettings):
+    """Where a service shows its metrics."""
+
+    model_config = SettingsConfigDict(env_prefix="KITE_", extra="ignore", frozen=True)
+
+    metrics_port: int | None = Field(
+        default=None, ge=1, le=65_535, description="port for metrics; unset: none are served. Each service has its own"
+    )
+    metrics_host: str = Field(default="127.0.0.1", description="address that metrics are served at")
+
+
 class NodeSettings(ServiceSettings):
     """Settings of the services of one node."""
 

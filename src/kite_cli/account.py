@@ -30,6 +30,20 @@ def lines(explanation: Explanation) -> Iterator[str]:
     yield from _section("brought about", ("POS", "EVENT", "SUBJECT"), followed)
 
 
+def brief(explanation: Explanation) -> Iterator[str]:
+    """Yield the account in a few lines: what was decided and why, and with which margins."""
+    event, why = explanation.event, explanation.decision.why
+    yield f"{short(event.type)} of {event.subject} at position {event.pos}: {why.reason}"
+    if said := detail(explanation.decision):
+        yield f"  {said}"
+    yield from (f"  {' '.join(filter(None, row))}" for row in _ruled(explanation))
+
+
+def _ruled(explanation: Explanation) -> Iterator[tuple[str, ...]]:
+    for name, value, threshold, margin, mark in _rules(explanation):
+        yield name, value, f"(limit {threshold}, margin {margin})", mark
+
+
 def _section(title: str, header: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
     if rows:
         yield ""

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from kite_cli.output import note, percent, say_json, show, table
+from kite_cli.output import note, percent, say_json, show, size, table
 from kite_cli.upcycle import show_violations
 
 if TYPE_CHECKING:
@@ -12,8 +12,6 @@ if TYPE_CHECKING:
     from kite_upcycle.card import Card
 
 SHORT_CHARS = 12
-KB = 1_000
-UNITS = ("B", "kB", "MB", "GB")
 
 
 def print_list(cards: "Sequence[Card]", root: Path, base: "Base | None", *, as_json: bool) -> None:
@@ -118,15 +116,3 @@ def _stamp(card: "Card") -> str:
         return f"version {card.stamp.version}, base {card.stamp.base[:SHORT_CHARS]}"
     stamped = any(violation.code.startswith("stamp_") for violation in card.violations)
     return "unreadable" if stamped else "none"
-
-
-def size(size_bytes: int) -> str:
-    """Format a size, rounded.
-
-    >>> size(999), size(81_000_000), size(1_936_200)
-    ('999 B', '81.0 MB', '1.9 MB')
-    """
-    value, unit = float(size_bytes), 0
-    while value >= KB and unit < len(UNITS) - 1:
-        value, unit = value / KB, unit + 1
-    return f"{value:.1f} {UNITS[unit]}" if unit else f"{size_bytes} {UNITS[0]}"

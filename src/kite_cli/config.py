@@ -81,6 +81,7 @@ def change(
     ],
     *,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would change.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Also what is refused for being harmful.")] = False,
     reason: Reason = "",
     directory: Dir = None,
     as_json: AsJson = False,
@@ -103,7 +104,7 @@ def change(
     found = [{"key": one.key, "before": flat[one.key], "after": one.value, "dry_run": dry_run} for one in changes]
     if dry_run:
         return _tell(found, digest=None, as_json=as_json)
-    return _change(fleet, found, changes, reason=reason, as_json=as_json)
+    return _change(fleet, found, changes, reason=reason, force=force, as_json=as_json)
 
 
 def pairs(words: Sequence[str]) -> list[tuple[str, str]]:
@@ -157,13 +158,14 @@ def _change(
     changes: "Sequence[Change]",
     *,
     reason: str,
+    force: bool,
     as_json: bool,
 ) -> int:
     from kite_cli.asking import request
     from kite_cli.running import run
 
     with Progress(f"changing {', '.join(one.key for one in changes)}"):
-        outcome = run(request.change(fleet, [(one.key, one.value) for one in changes], reason=reason))
+        outcome = run(request.change(fleet, [(one.key, one.value) for one in changes], reason=reason, force=force))
     if not outcome.ok:
         fail(f"the change is rejected: {outcome.detail}", "`kite config list` shows what is in force")
         return Exit.USAGE

@@ -10,6 +10,7 @@ from kite_cli.output import count, duration, moment
 from kite_cli.view import telling
 from kite_schemas.arbitration import Channel
 from kite_schemas.ledger import DeadlineMissed, LeaseTaken, Tick
+from kite_schemas.policy import Pool
 from kite_schemas.yoco import State as Life
 
 SILENT_US = 5_000_000
@@ -27,8 +28,14 @@ RULES: dict[str, str] = {
     "upcycle.weight_decay_pressure_ppm": "another weight decay under pressure",
     "upcycle.residual_max_ppm": "recompression of what needs a higher rank than the servers hold",
     "upcycle.blend_share_max_ppm": "refusal of blends that are too large a share of their base",
+    "upcycle.retention_us": "retirement of the version before",
+    "upcycle.retained_share_max_ppm": "deletion of old versions",
+    "upcycle.drift_interval_us": "the look at what engines hold",
     "yoco.reserve_bytes": "the memory bound of starts",
     "yoco.reserve_pressure_ppm": "the reserve under pressure",
+    "yoco.prewarm_interval_us": "prewarms",
+    "yoco.prewarm_interval_critical_us": "more frequent prewarms of critical pools",
+    "yoco.quarantine_us": "the end of quarantine",
     "arbitration.tick_us": "the fast clock",
     "arbitration.concurrency_max": "pressure",
     "arbitration.sustained_us": "pressure",
@@ -44,6 +51,9 @@ RULES: dict[str, str] = {
     "arbitration.sync_timeout_reliable_us": "staleness over reliable transport",
     "arbitration.loss_max_ppm": "reliable transport",
     "arbitration.loss_windows": "reliable transport",
+    "expiry.retire_us": "retirement of the version before",
+    "expiry.delete_us": "deletion of old versions",
+    "expiry.prewarm_us": "prewarms",
 }
 """The limits that may be unset, and the rule that each of them then switches off."""
 
@@ -155,7 +165,7 @@ def judge(state: State, silent_us: int) -> tuple[str, str]:
     wanted = _wanted(state)
     if ills := list(_ills(state, wanted)):
         return "degraded", "; ".join([*ills, _counts(state, wanted), *troubles(state)])
-    resting = sum(_rests(state.instances.get(name), standby=standby) for name, standby in wanted)
+    resting = sum(rests(state.instances.get(name), where) for name, where in wanted)
     said = "; ".join([_counts(state, wanted), *troubles(state)])
     return ("healthy" if resting == len(wanted) else "settling"), said
 
@@ -196,10 +206,10 @@ def off(state: State) -> Iterator[tuple[str, str]]:
     """Yield each limit that is unset with the rule that is off because of it."""
     if state.policy is None:
         return
-    sections = {"arbitration": state.policy.arbitration, "upcycle": state.policy.upcycle, "yoco": state.policy.yoco}
+    policy = state.policy
     for key, rule in RULES.items():
         section, _, name = key.partition(".")
-        if getattr(sections[section], name) is None:
+        if getattr(getattr(policy, section), name) is None:
             yield key, rule
 
 
@@ -210,29 +220,38 @@ def guard(state: State) -> str:
     return "on" if state.policy and state.policy.guard.enabled else "off"
 
 
-def _wanted(state: State) -> list[tuple[str, bool]]:
-    """Return the instances of the policy, and whether each is a standby."""
-    pools = state.policy.fleet.pools if state.policy else ()
-    return [(instance_id(pool, n), n >= pool.ready) for pool in pools for n in range(pool.ready + pool.standbys)]
+def _wanted(state: State) -> list[tuple[str, Life]]:
+    """Return the instances of the policy, and where each rests."""
+    return [post for pool in (state.policy.fleet.pools if state.policy else ()) for post in posts(pool)]
 
 
-def _ills(state: State, wanted: list[tuple[str, bool]]) -> Iterator[str]:
+def posts(pool: Pool) -> Iterator[tuple[str, Life]]:
+    """Yield the instances of a pool by number, and where each rests: ready ones, then standbys, then prewarmed ones."""
+    rests = (Life.READY,) * pool.ready + (Life.ASLEEP,) * pool.standbys + (Life.PREWARMED,) * (pool.prewarmed or 0)
+    yield from ((instance_id(pool, number), where) for number, where in enumerate(rests))
+
+
+def _ills(state: State, wanted: list[tuple[str, Life]]) -> Iterator[str]:
     if lost := sorted(node for node, feed in state.feeds.items() if feed.lost):
         yield f"node {', '.join(lost)} lost"
     if ill := [name for name, _ in wanted if name in state.instances and state.instances[name].state in ILL]:
         yield f"{', '.join(ill)} failed"
 
 
-def _counts(state: State, wanted: list[tuple[str, bool]]) -> str:
+def _counts(state: State, wanted: list[tuple[str, Life]]) -> str:
     found = [state.instances[name].state for name, _ in wanted if name in state.instances]
-    counts = f"{found.count(Life.READY)} ready, {found.count(Life.ASLEEP)} asleep of {count(len(wanted), 'instance')}"
+    kept = f", {prewarmed} prewarmed" if (prewarmed := found.count(Life.PREWARMED)) else ""
+    awake, asleep = found.count(Life.READY), found.count(Life.ASLEEP)
+    counts = f"{awake} ready, {asleep} asleep{kept} of {count(len(wanted), 'instance')}"
     open_now = len(state.injections)
     under_way = f", {count(open_now, 'injection')} under way" if open_now else ""
     return f"{counts}, {count(len(state.blends), 'blend')}{under_way}"
 
 
-def _rests(instance: Instance | None, *, standby: bool) -> bool:
+def rests(instance: Instance | None, where: Life) -> bool:
+    """Tell whether an instance rests: where its pool has it, awake because it is needed, or drained by somebody."""
     if instance is None:
         return False
-    asleep = standby and not instance.summoned
-    return instance.state is (Life.ASLEEP if asleep else Life.READY)
+    if instance.parked:
+        return instance.state is Life.ASLEEP
+    return instance.state is (Life.READY if instance.summoned else where)

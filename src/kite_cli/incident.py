@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from kite_incident.replay import Verdict
     from kite_incident.timeline import Entry, Step
 
-SKIPPABLE = ("wake", "sleep", "start", "channel", "shed", "compare", "inject", "change")
+SKIPPABLE = ("wake", "sleep", "start", "channel", "shed", "compare", "inject", "rollback", "change")
 """The kinds of `kite_incident.refusals`, which would cost `--help` the import of every schema."""
 
 UNITS_S = {"s": 1, "m": 60, "h": 3_600, "d": 86_400}
@@ -152,7 +152,8 @@ def _committed(reader: "Reader", span_us: int | None) -> "Iterator[Entry]":
     for row in committed(reader, reader.head.pos if span_us is None else _first(reader, span_us) - 1):
         for entry in tell([row]):
             cause = reader.by_event_id(entry.correlation)
-            entry.title = tell([cause])[0].title if cause else entry.title
+            whole = tell([cause] if cause else [])  # of a tick or a window nothing is told
+            entry.title = whole[0].title if whole else entry.title
             yield entry
 
 

@@ -1,17 +1,21 @@
-"""The newest rows of a ledger, and those that are committed from now on: for whoever follows it."""
+"""The newest rows of a ledger, those that are committed from now on, and a view that is drawn again as it changes."""
 
 import os
 import sys
 import time
 from collections import deque
-from collections.abc import Collection, Generator, Iterator
+from collections.abc import Callable, Collection, Generator, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from kite.ledger import Reader, Row
+    from kite_arbitrator.state import State
 
 FOLLOW_POLL_S = 0.2
+REDRAW_S = 1.0
+"""Ages are drawn again on a terminal although nothing happened."""
+
 SPAN_ROWS = 10_000
 """So many positions are looked through at a time, from the end backwards."""
 
@@ -48,3 +52,29 @@ def until_left() -> Generator[None]:
         pass
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or the flush at exit fails once more
+
+
+def drawn(reader: "Reader", draw: "Callable[[State], None]", signature: "Callable[[State], object]") -> None:
+    """Draw the state again whenever what `signature` makes of it has changed, until it is left.
+
+    A terminal is cleared before, and drawn on every second, as ages grow; anything else gets drawing behind drawing.
+    """
+    from kite_cli.view import View
+
+    view, shown, at_s = View(reader), None, 0.0
+    with until_left():
+        while True:
+            state = view.refresh()
+            told = signature(state)
+            if told != shown or (sys.stdout.isatty() and time.monotonic() - at_s >= REDRAW_S):
+                _clear()
+                draw(state)
+                shown, at_s = told, time.monotonic()
+            time.sleep(FOLLOW_POLL_S)
+
+
+def _clear() -> None:
+    if sys.stdout.isatty():
+        from rich.console import Console
+
+        Console().clear()

@@ -6,12 +6,14 @@ from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
-from kite.clock import iso
+from kite.clock import iso, mono_us
 from kite_incident.units import duration as duration  # noqa: PLC0414 # passed on: whoever prints finds it here
 from kite_incident.units import percent as percent  # noqa: PLC0414 # as above
+from kite_incident.units import size as size  # noqa: PLC0414 # as above
 
 if TYPE_CHECKING:
     from rich.status import Status
+    from rich.text import Text
 
 Record = Mapping[str, object]
 """One line of JSON."""
@@ -122,6 +124,24 @@ class Progress:
             from rich.text import Text
 
             self._status.update(Text(text))
+
+    def timing(self, text: str) -> None:
+        """Say beside the spinner what goes on, and for how long from now; nothing without a terminal."""
+        if self._status is not None:
+            self._status.update(_Elapsed(text))
+
+
+class _Elapsed:
+    """A text with the time since it was made; the spinner renders it again and again."""
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+        self._since_us = mono_us()
+
+    def __rich__(self) -> "Text":
+        from rich.text import Text
+
+        return Text(f"{self._text}  {duration(mono_us() - self._since_us)}")
 
 
 def quiet() -> None:

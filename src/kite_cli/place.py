@@ -111,6 +111,20 @@ def find(directory: Path | None) -> Place:
     return in_folder(DEFAULT_DIR, settings.signing_key)
 
 
+def folder(directory: Path | None) -> Path:
+    """Return the folder of the fleet that `find` would find. Raises what it raises, and NoFleet when it has none."""
+    from kite_cli.settings import PlaceSettings
+
+    found = find(directory)
+    chosen = directory or PlaceSettings().dir or DEFAULT_DIR
+    if found.name != str(chosen):
+        raise NoFleet(
+            "the fleet is named by its URLs, which tell of no folder",
+            hint="name the folder of `kite up` by --dir; elsewhere logs are in `logs` of the yoco's KITE_STATE_DIR",
+        )
+    return chosen
+
+
 def in_folder(directory: Path, signing_key: Path | None = None) -> Place:
     """Return the fleet that `kite up` runs or ran in a folder. Raises NoFleet and FleetFileUnreadable."""
     from kite.trust import public_path

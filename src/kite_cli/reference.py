@@ -1,18 +1,21 @@
-"""Write what is derived from the code: the reference of commands, and the table of settings.
+"""Write what is derived from the code: the reference of commands, the tables of settings, metrics, engines' answers.
 
 `python -m kite_cli.reference` writes below the current folder; with `--check` it only tells what differs.
 """
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import typer
 from pydantic_settings import BaseSettings
 from typer.cli import get_docs_for_click
 
-from kite.settings import NodeSettings
+from kite.engine.errors import BY_STATUS, DEATH_HINTS, DEATHS, HINTS, REFUSALS, UNAVAILABLE, Death, Refusal
+from kite.metrics import Metric
+from kite.settings import MetricsSettings, NodeSettings
 from kite.tracing.settings import TracingSettings
+from kite_arbitrator import metrics as arbitrator_metrics
 from kite_arbitrator import shipped
 from kite_arbitrator.settings import Settings as ArbitratorSettings
 from kite_cli.aliases import UNSET
@@ -22,15 +25,21 @@ from kite_schemas.generate import Files, run
 from kite_schemas.model import Model
 from kite_schemas.policy import Policy, flatten
 from kite_upcycle.settings import Settings as UpcycleSettings
+from kite_yoco import metrics as yoco_metrics
+from kite_yoco.settings import Settings as YocoSettings
 
 COMMANDS = Path("docs/cli.md")
 SETTINGS = Path("docs/settings.md")
+METRICS = Path("docs/metrics.md")
+ANSWERS = Path("docs/engine-answers.md")
 
 READERS: dict[str, type[BaseSettings]] = {
     "the arbitrator": ArbitratorSettings,
     "upcycle, yoco and the guard": NodeSettings,
     "upcycle": UpcycleSettings,
+    "yoco": YocoSettings,
     "the `kite` command": PlaceSettings,
+    "the arbitrator and yoco": MetricsSettings,
     "every process": TracingSettings,
 }
 
@@ -93,9 +102,80 @@ def _environment() -> Iterator[str]:
         yield f"| `{variable}` | {', '.join(names)} | {meaning} |"
 
 
+def metrics() -> str:
+    """Return the tables of metrics as Markdown."""
+    lines = [
+        "# Metrics",
+        "",
+        "Generated. A service that `KITE_METRICS_PORT` names a port serves a page for Prometheus there, on the",
+        "loopback address unless `KITE_METRICS_HOST` says another; each process needs a port of its own: `kite up",
+        "--metrics-port N` gives the arbitrator N and yoco N + 1. Unset, nothing is served; a port that is taken is an",
+        "error at the start. Values of labels are names of the policy, or among those that stand here.",
+        "",
+        "## The arbitrator",
+        "",
+        "Read from the state that the ledger gives, when the page is asked for: another leader tells the same numbers.",
+        "",
+        *_metrics(arbitrator_metrics.METRICS),
+        "",
+        "## yoco",
+        "",
+        "Counted since the process began.",
+        "",
+        *_metrics(yoco_metrics.METRICS),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _metrics(found: Iterable[Metric]) -> Iterator[str]:
+    yield from ("| metric | kind | meaning | labels |", "|---|---|---|---|")
+    for metric in found:
+        labels = "; ".join(f"`{label}`: {values}" for label, values in metric.labels.items())
+        yield f"| `{metric.name}` | {metric.kind} | {metric.meaning} | {labels} |"
+
+
+def answers() -> str:
+    """Return the tables of what engines answer as Markdown."""
+    lines = [
+        "# What an engine's answers mean",
+        "",
+        "Generated. vLLM answers nearly every bad adapter with status 500 and a sentence, some with an empty one. The",
+        "sentences change from version to version (these are those of 0.32); the reasons here do not, and they are",
+        "what `load_failed`, `retire_failed` and `kite timeline` say. The first row that matches counts.",
+        "",
+        "## Answers",
+        "",
+        "| answer | reason | what helps |",
+        "|---|---|---|",
+        *(f"| {_pattern(pattern)} | `{reason}` | {HINTS.get(reason, '')} |" for pattern, reason in REFUSALS),
+        *(f"| status {int(status)} | `{Refusal.DEAD}` | |" for status in UNAVAILABLE),
+        *(f"| status {int(status)} | `{reason}` | {HINTS.get(reason, '')} |" for status, reason in BY_STATUS.items()),
+        f"| any other, without a word | `{Refusal.SILENT}` | {HINTS[Refusal.SILENT]} |",
+        f"| any other | `{Refusal.OTHER}` | |",
+        "",
+        "## Ends",
+        "",
+        "Why a process ended, read from the last sentence of its log that names an error and is known; else by its",
+        "exit code.",
+        "",
+        "| sentence | reason | what helps |",
+        "|---|---|---|",
+        *(f"| {_pattern(pattern)} | `{reason}` | {DEATH_HINTS[reason]} |" for pattern, reason in DEATHS),
+        f"| ended by a signal | `{Death.SIGNALLED}` | {DEATH_HINTS[Death.SIGNALLED]} |",
+        f"| its keeper ended | `{Death.KEEPER_LOST}` | {DEATH_HINTS[Death.KEEPER_LOST]} |",
+        f"| any other | `{Death.OTHER}` | {DEATH_HINTS[Death.OTHER]} |",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _pattern(pattern: str) -> str:
+    """Return a regular expression as a cell of a table."""
+    return "`" + pattern.replace("|", "\\|") + "`"
+
+
 def files() -> Files:
     """Return every generated file with its content."""
-    return {COMMANDS: commands(), SETTINGS: settings()}
+    return {COMMANDS: commands(), SETTINGS: settings(), METRICS: metrics(), ANSWERS: answers()}
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ from kite_cli.flags import AsJson, Dir
 from kite_cli.output import Record, count, duration, percent, say, say_json, table
 
 if TYPE_CHECKING:
-    from kite_arbitrator.state import Blend, Feed, Hold, State
+    from kite_arbitrator.state import Feed, Hold, State
     from kite_cli.health import Health
     from kite_schemas.policy import Pool
 
@@ -17,7 +17,6 @@ Part = tuple[Record, tuple[str, ...]]
 
 NODES = ("NODE", "WINDOWS", "SEEN", "LAG", "LOST", "TRANSPORT", "PREWARMS")
 POOLS = ("POOL", "NODE", "PRESSURE", "IN FLIGHT", "WEIGHT DECAY")
-BLENDS = ("BLEND", "VERSION", "MEMBERS", "CHANNEL")
 HOLDS = ("NOT DONE", "REASON", "FOR", "POS")
 
 
@@ -39,6 +38,7 @@ def status(*, directory: Dir = None, as_json: AsJson = False) -> int:
 
 def records(health: "Health") -> Iterator[Record]:
     """Yield the status as JSON: one object for the whole, then one for each thing."""
+    from kite_cli.blends import blends
     from kite_cli.yoco import record
 
     state = health.state
@@ -70,7 +70,9 @@ def _whole(health: "Health") -> Record:
         "nodes": len(state.nodes),
         "instances": len(state.instances),
         "blends": len(state.blends),
+        "versions": len(state.versions),
         "open_injections": len(state.injections),
+        "open_rollbacks": len(state.rollbacks),
         "open_orders": len(state.orders),
         "under_pressure": [found.id for found in pressing(state)],
         "on_yoco": [name for name, found in sorted(state.channels.items()) if found.channel == "yoco"],
@@ -85,6 +87,7 @@ def _whole(health: "Health") -> Record:
 
 
 def _print(health: "Health") -> None:
+    from kite_cli.blends import BLENDS, blends
     from kite_cli.yoco import show_instances
 
     state = health.state
@@ -175,26 +178,6 @@ def _pool(state: "State", pool: "Pool") -> Part:
     says = f"for {duration(lasted_us)}" if pressure.on else "no" if limited else "off"
     decay = percent(decay_ppm) + (" (in force)" if base in state.decays else "")
     return found, (base, pool.node, says, str(pressure.in_flight) if limited else "", decay)
-
-
-def blends(state: "State") -> list[Part]:
-    """Return the blends by name."""
-    return [_blend(state, blend) for blend in sorted(state.blends.values(), key=lambda found: found.name)]
-
-
-def _blend(state: "State", blend: "Blend") -> Part:
-    selected = state.channels.get(blend.name)
-    lasted_us = state.now_us - selected.since_us if selected else None
-    found = {
-        "kind": "blend",
-        "blend": blend.name,
-        "base": blend.base,
-        "version": blend.resident.version,
-        "channel": selected.channel if selected else None,
-        "lasted_us": lasted_us,
-    }
-    channel = f"{selected.channel} for {duration(lasted_us)}" if selected and lasted_us is not None else ""
-    return found, (blend.name, blend.resident.version, str(len(blend.members)), channel)
 
 
 def holds(state: "State") -> list[Part]:

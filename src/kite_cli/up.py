@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from kite_cli.embedded.options import Dtype, EngineKind, Options
+from kite_cli.embedded.options import Dtype, EngineKind, Mode, Options
 from kite_cli.exits import Exit
 from kite_cli.flags import AsJson
 from kite_cli.output import Progress, duration, note, say, say_json
@@ -34,6 +34,15 @@ def up(
     standbys: Annotated[
         int, typer.Option("--standbys", min=0, max=COUNT_MAX, help="Instances that sleep.")
     ] = DEFAULTS.standbys,
+    prewarmed: Annotated[
+        int, typer.Option("--prewarmed", min=0, max=COUNT_MAX, help="Processes kept ready to load the weights.")
+    ] = DEFAULTS.prewarmed,
+    critical: Annotated[
+        bool, typer.Option("--critical", help="Prewarm more often (90 s instead of 120 s as shipped).")
+    ] = DEFAULTS.critical,
+    standby_mode: Annotated[
+        Mode, typer.Option("--standby-mode", help="How standbys sleep, where the engine offers it.")
+    ] = DEFAULTS.standby_mode,
     engine: Annotated[EngineKind, typer.Option("--engine", help="The server to run.")] = DEFAULTS.engine,
     directory: Annotated[
         Path, typer.Option("--dir", metavar="DIR", envvar="KITE_DIR", help="Folder of the fleet.")
@@ -42,12 +51,22 @@ def up(
     nats_port: Annotated[
         int | None, typer.Option("--nats-port", min=1, max=65_535, help="Port of the bus (else a free one).")
     ] = None,
+    metrics_port: Annotated[
+        int | None,
+        typer.Option(
+            "--metrics-port",
+            envvar="KITE_METRICS_PORT",
+            min=1,
+            max=65_534,
+            help="Port of the arbitrator's metrics, yoco's is the next (else none).",
+        ),
+    ] = None,
     dtype: Annotated[Dtype, typer.Option("--dtype", help="Numbers of the engines.")] = DEFAULTS.dtype,
     max_model_len: Annotated[
         int | None, typer.Option("--max-model-len", min=1, help="Context in tokens (else the base's, at most 2048).")
     ] = None,
     max_loras: Annotated[
-        int, typer.Option("--max-loras", min=1, help="Blend versions an engine holds at once.")
+        int, typer.Option("--max-loras", min=1, help="Blend versions an engine holds: 2 * blends + 2.")
     ] = DEFAULTS.max_loras,
     max_lora_rank: Annotated[
         int, typer.Option("--max-lora-rank", help="Highest rank of a blend.")
@@ -65,10 +84,14 @@ def up(
         name=name,
         ready=ready,
         standbys=standbys,
+        standby_mode=standby_mode,
+        prewarmed=prewarmed,
+        critical=critical,
         engine=engine,
         dir=directory,
         node=node,
         nats_port=nats_port,
+        metrics_port=metrics_port,
         dtype=dtype,
         max_model_len=max_model_len,
         max_loras=max_loras,
@@ -121,11 +144,20 @@ async def _serve(options: Options, *, as_json: bool) -> None:
 def _step(progress: Progress, event: "Event") -> None:
     """Print what happens to an instance; what requests bring about is for those who made them."""
     from kite_cli.embedded.readiness import SUPERSEDED
-    from kite_schemas.yoco import InstanceChanged, InstanceReady, OrderFailed, OrderRefused, StartOrdered
+    from kite_schemas.yoco import (
+        InstanceChanged,
+        InstanceReady,
+        OrderFailed,
+        OrderRefused,
+        PrewarmOrdered,
+        StartOrdered,
+    )
 
     match event.data:
         case StartOrdered(instance=instance, device=device):
             progress.step(f"{instance} starting on {device}")
+        case PrewarmOrdered(instance=instance, device=device):
+            progress.step(f"{instance} prewarming on {device}")
         case InstanceReady(instance=instance, path=path, t_first_token_us=took_us):
             progress.step(f"{instance} ready ({path}, {duration(took_us)})")
         case InstanceChanged(instance=instance, to_state=state, code=code) if state not in ("starting", "warming"):
@@ -148,6 +180,7 @@ def _ready(fleet: "Fleet", *, as_json: bool) -> None:
             "base": fleet.base,
             "ready": pool.ready,
             "standbys": pool.standbys,
+            "prewarmed": pool.prewarmed or 0,
             "dir": str(fleet.dir),
             "nats_url": fleet.nats_url,
             "ledger_url": fleet.ledger_url,
@@ -155,5 +188,6 @@ def _ready(fleet: "Fleet", *, as_json: bool) -> None:
         }
         say_json(record)
     else:
-        counts = f"{pool.ready} ready, {pool.standbys} standby"
+        kept = f", {pool.prewarmed} prewarmed" if pool.prewarmed else ""
+        counts = f"{pool.ready} ready, {pool.standbys} standby{kept}"
         say(f"fleet ready: {fleet.base}, {counts}; --dir {fleet.dir}; Ctrl-C stops it")

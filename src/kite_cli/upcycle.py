@@ -1,28 +1,30 @@
-"""`kite upcycle`: inject adapters into blends, and see what a blend is made of."""
+"""`kite upcycle`: inject adapters into blends, return to an earlier version, and see what a blend is made of."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, TypeAlias
 
 import typer
 
-from kite.errors import Fault, KiteError, UsageError
+from kite.errors import KiteError, UsageError
 from kite_cli.exits import Exit
 from kite_cli.flags import AsJson, Dir, Reason, group
-from kite_cli.output import Progress, count, duration, fail, percent, say, say_json, table
+from kite_cli.output import count, duration, fail, percent, say, say_json, table
+from kite_cli.output import show as shown
 from kite_cli.share import PPM, ppm
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from kite_arbitrator.state import Blend
+    from kite_arbitrator.state import State
     from kite_cli.asking.request import Injection
+    from kite_cli.asking.rollback import Rollback
     from kite_schemas.upcycle import Member
     from kite_schemas.upcycle import Violation as Told
     from kite_upcycle.violations import Violation as Found
 
     Violations: TypeAlias = Sequence[Told] | Sequence[Found]
 
-app = group("Inject adapters into blends.")
+app = group("Inject adapters into blends, return to earlier versions, see what they are made of.")
 
 AdapterPath = Annotated[
     Path | None, typer.Option("--adapter", metavar="PATH", help="Folder of the adapter, as PEFT saves it.")
@@ -38,18 +40,23 @@ Anchors = Annotated[
 ]
 Replace = Annotated[str | None, typer.Option("--replace", metavar="NAME", help="Member whose place it takes.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Verify and compute the weights, change nothing.")]
+Partial = Annotated[
+    bool, typer.Option("--partial", help="Promote it where it could be proven, when it could not be everywhere.")
+]
+OfBlend = Annotated[str, typer.Argument(metavar="BLEND", help="Its name, as `kite upcycle list` shows it.")]
+Watch = Annotated[bool, typer.Option("--watch", "-w", help="Show it again whenever it changes, until Ctrl-C.")]
 
-
-class NoSuchBlend(KiteError):
-    """No blend of that name was ever promoted."""
-
-    code = "no_such_blend"
-    fault = Fault.USER
-
-    def __init__(self, name: str, known: list[str]) -> None:
-        hint = f"there is {', '.join(known)}" if known else "none was promoted yet: `kite upcycle inject`"
-        super().__init__(f"no blend {name!r}", hint=hint)
-        self.name = name
+HINTS = {
+    "no_former": "`kite upcycle list --versions` shows what the store holds; `--to VERSION` names one",
+    "version_unknown": "`kite upcycle list --versions` shows what the store holds",
+    "version_quarantined": "its effect was missing: inject its members anew",
+    "blend_busy": "one injection or rollback of a blend at a time: `kite timeline --follow` shows the open one",
+    "target_busy": "ask again when the open order is done: `kite timeline --follow` shows it",
+    "slots_full": "blends take two slots each while one is changed: fewer blends, or start engines with more slots",
+    "no_ready_instance": "`kite yoco instances` shows what there is",
+    "degraded": "`kite gap acknowledge` when you have looked at what the bus lost",
+}
+"""What can be done about a reason."""
 
 
 def weight_ppm(text: str) -> int:
@@ -76,11 +83,15 @@ def upcycle(
     anchor: Anchors = None,
     replace: Replace = None,
     dry_run: DryRun = False,
+    partial: Partial = False,
     reason: Reason = "",
     directory: Dir = None,
     as_json: AsJson = False,
 ) -> int:
-    """Inject adapters into blends; `kite upcycle --adapter PATH --target BASE` is short for `inject`."""
+    """Inject adapters into blends, return to earlier versions, see what they are made of.
+
+    `kite upcycle --adapter PATH --target BASE` is short for `inject`.
+    """
     if context.invoked_subcommand is not None:
         return Exit.OK
     return inject(
@@ -92,6 +103,7 @@ def upcycle(
         anchor=anchor,
         replace=replace,
         dry_run=dry_run,
+        partial=partial,
         reason=reason,
         directory=directory,
         as_json=as_json,
@@ -109,6 +121,7 @@ def inject(
     anchor: Anchors = None,
     replace: Replace = None,
     dry_run: DryRun = False,
+    partial: Partial = False,
     reason: Reason = "",
     directory: Dir = None,
     as_json: AsJson = False,
@@ -116,14 +129,14 @@ def inject(
     """[changes] Verify, blend, load, prove and promote one adapter; exit 1 when it does not come to that."""
     from kite_cli import place
     from kite_cli.asking import request
-    from kite_cli.asking.telling import into
+    from kite_cli.asking.phases import Phases
     from kite_cli.running import finish, run
     from kite_upcycle.violations import UnreadableAdapter
 
     if adapter is None or target is None:
         raise UsageError("--adapter and --target are needed", hint="kite upcycle inject --adapter PATH --target BASE")
     share_ppm = None if weight is None else weight_ppm(weight)
-    with Progress(f"injecting {adapter.name}") as progress:
+    with Phases(f"injecting {adapter.name}", blend or target) as phases:
         asked = request.inject(
             place.find(directory),
             adapter=adapter,
@@ -133,15 +146,16 @@ def inject(
             anchors=anchor or (),
             replace=replace,
             dry_run=dry_run,
+            partial=partial,
             reason=reason,
             name=name,
-            on_event=into(progress),
-            on_copied=lambda path: progress.step(f"copied below the adapter root: {path}"),
+            on_event=phases.see,
+            on_copied=lambda path: phases.step(f"copied below the adapter root: {path}"),
         )
         try:
             outcome = run(asked)
         except UnreadableAdapter as error:
-            progress.stop()
+            phases.stop()
             return _unreadable(error, as_json=as_json)
     return finish(outcome, _record, _print, as_json=as_json)
 
@@ -155,9 +169,15 @@ def _print(outcome: "Injection") -> None:
     took = duration(outcome.story.took_us)
     if outcome.ok:
         say(f"{outcome.ending}: {outcome.blend}{version} after {took}; trace {outcome.story.trace_id}")
+        if outcome.missing:
+            say(f"on {', '.join(outcome.instances or ())}; not on {', '.join(outcome.missing)}: {outcome.detail}")
         return
     said = count(outcome.total, "violation") if outcome.violations else outcome.detail or outcome.reason
-    fail(f"{outcome.ending} ({outcome.reason}): {said}", f"`kite timeline --steps`; trace {outcome.story.trace_id}")
+    fail(f"{outcome.ending} ({outcome.reason}): {said}", _advice(outcome.reason, outcome.story.trace_id))
+
+
+def _advice(reason: str, trace_id: str) -> str:
+    return "; ".join(filter(None, (HINTS.get(reason), f"`kite timeline --steps`; trace {trace_id}")))
 
 
 def _record(outcome: "Injection") -> dict[str, object]:
@@ -171,6 +191,8 @@ def _record(outcome: "Injection") -> dict[str, object]:
         "version": outcome.version,
         "members": [member.model_dump(mode="json") for member in outcome.members],
         "base_weight_ppm": outcome.base_weight_ppm,
+        "instances": None if outcome.instances is None else list(outcome.instances),
+        "missing": None if outcome.missing is None else list(outcome.missing),
         "violations": [violation.model_dump(mode="json") for violation in outcome.violations],
         "violations_total": outcome.total,
         "took_us": outcome.story.took_us,
@@ -197,39 +219,158 @@ def show_violations(violations: "Violations") -> None:
 
 
 @app.command()
+def rollback(
+    blend: OfBlend,
+    *,
+    to: Annotated[
+        str | None, typer.Option("--to", metavar="VERSION", help="One that the store holds (else the one before).")
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say whether it could be done, change nothing.")] = False,
+    reason: Reason = "",
+    directory: Dir = None,
+    as_json: AsJson = False,
+) -> int:
+    """[changes] Let a blend mean an earlier version again; exit 1 when it does not come to that.
+
+    The version is loaded where it is not, and proven, before the name means it; until then the present one answers.
+    """
+    from kite_cli import blends, place
+    from kite_cli.asking import rollback as asking
+    from kite_cli.asking.phases import Phases
+    from kite_cli.running import finish, run
+    from kite_cli.view import latest
+
+    fleet = place.find(directory)
+    with place.reading(fleet) as reader:
+        state = latest(reader)
+    known = blends.blend_of(state, blend)
+    version = None if to is None else blends.version_of(state, known.name, to)
+    with Phases(f"rolling {blend} back", blend) as phases:
+        asked = asking.rollback(fleet, blend, version=version, dry_run=dry_run, reason=reason, on_event=phases.see)
+        outcome = run(asked)
+    return finish(outcome, _returned, show_rollback, as_json=as_json)
+
+
+def show_rollback(outcome: "Rollback") -> None:
+    """Print how a rollback ended."""
+    trace_id = outcome.story.trace_id
+    if not outcome.ok:
+        fail(f"{outcome.outcome} ({outcome.reason}): {outcome.detail}", _advice(outcome.reason, trace_id))
+        return
+    former = f", not {outcome.former}" if outcome.former else ""
+    if outcome.outcome == "dry_run":
+        say(f"dry run: {outcome.blend} would mean {outcome.version} again{former}: {outcome.detail}; trace {trace_id}")
+        return
+    took = duration(outcome.story.took_us)
+    say(f"done: {outcome.blend} means {outcome.version} again{former}, after {took}; trace {trace_id}")
+
+
+def _returned(outcome: "Rollback") -> dict[str, object]:
+    return {
+        "request": outcome.story.request,
+        "trace_id": outcome.story.trace_id,
+        "outcome": outcome.outcome,
+        "reason": outcome.reason,
+        "detail": outcome.detail,
+        "blend": outcome.blend,
+        "version": outcome.version,
+        "former": outcome.former,
+        "instances": list(outcome.instances),
+        "took_us": outcome.story.took_us,
+    }
+
+
+@app.command("list")
+def list_(
+    *,
+    versions: Annotated[
+        bool, typer.Option("--versions", help="Every version in the store, and what old ones take.")
+    ] = False,
+    watch: Watch = False,
+    directory: Dir = None,
+    as_json: AsJson = False,
+) -> int:
+    """[reads] List the blends: what each means, who holds it, and how long the version before is kept loaded."""
+    from kite_cli import blends, place
+    from kite_cli.live import drawn
+    from kite_cli.view import latest
+
+    def draw(state: "State") -> None:
+        _draw(state, versions=versions, as_json=as_json)
+
+    def tell(state: "State") -> list[object]:
+        return blends.signature([*blends.blends(state), *blends.versions(state), *blends.accounts(state)])
+
+    with place.reading(place.find(directory)) as reader:
+        if watch:
+            drawn(reader, draw, tell)
+        else:
+            draw(latest(reader))
+    return Exit.OK
+
+
+def _draw(state: "State", *, versions: bool, as_json: bool) -> None:
+    """Print the blends, or what the store holds; people get a line about the store below either."""
+    from kite_cli import blends
+
+    found = blends.versions(state) if versions else blends.blends(state)
+    header = blends.VERSIONS if versions else blends.BLENDS
+    shown([record for record, _ in found], header, [cells for _, cells in found], as_json=as_json)
+    taken = blends.accounts(state) if versions else []
+    if taken:
+        if not as_json:
+            say("")
+        shown([record for record, _ in taken], blends.ACCOUNTS, [cells for _, cells in taken], as_json=as_json)
+    if not as_json:
+        say("")
+        for line in blends.notes(state):
+            say(line)
+
+
+@app.command()
 def show(
-    blend: Annotated[str, typer.Argument(metavar="BLEND")], *, directory: Dir = None, as_json: AsJson = False
+    blend: OfBlend,
+    *,
+    history: Annotated[bool, typer.Option("--history", help="Every version that it ever meant, and why.")] = False,
+    directory: Dir = None,
+    as_json: AsJson = False,
 ) -> int:
     """[reads] Show what a blend's name means now: members, weights, version, instances that hold it."""
-    from kite_cli import place
+    from kite_cli import blends, place, weights
     from kite_cli.view import latest
 
     with place.reading(place.find(directory)) as reader:
         state = latest(reader)
-    known = state.blends.get(blend)
-    if known is None:
-        raise NoSuchBlend(blend, sorted(state.blends))
-    version = known.resident.version
-    holders = sorted(i.id for i in state.instances.values() if version in i.versions)
+        known = blends.blend_of(state, blend)
+        promotions = weights.history(reader, blend) if history else []
     if as_json:
-        say_json(_shown(known, holders))
+        say_json(blends.blend_record(state, known))
     else:
         table(("MEMBER", "WEIGHT", "ANCHORED", "DIGEST"), [*_rows(known.members), _base_row(known.base_weight_ppm)])
-        say(f"{version} of {known.base}, on {', '.join(holders) or 'no instance'}; promoted at position {known.pos}")
+        for line in blends.account_of(state, known):
+            say(line)
+    if promotions:
+        if not as_json:
+            say("")
+        shown(weights.history_records(promotions), weights.HISTORY, weights.history_rows(promotions), as_json=as_json)
     return Exit.OK
 
 
-def _shown(blend: "Blend", holders: list[str]) -> dict[str, object]:
-    return {
-        "blend": blend.name,
-        "base": blend.base,
-        "version": blend.resident.version,
-        "path": blend.resident.path,
-        "members": [member.model_dump(mode="json") for member in blend.members],
-        "base_weight_ppm": blend.base_weight_ppm,
-        "instances": holders,
-        "pos": blend.pos,
-    }
+@app.command("weights")
+def weights_(blend: OfBlend, *, directory: Dir = None, as_json: AsJson = False) -> int:
+    """[reads] Show how every member's share of a blend moved, from its first version to the present one.
+
+    An anchored member has a star; what the members leave is the base's.
+    """
+    from kite_cli import blends, place, weights
+    from kite_cli.view import latest
+
+    with place.reading(place.find(directory)) as reader:
+        promotions = weights.history(reader, blend)
+        if not promotions:
+            raise blends.NoSuchBlend(blend, sorted(latest(reader).blends))
+    shown(weights.weight_records(promotions), weights.WEIGHTS, weights.weight_rows(promotions), as_json=as_json)
+    return Exit.OK
 
 
 def _rows(members: "Sequence[Member]") -> list[tuple[str, ...]]:

@@ -8,7 +8,7 @@ from kite_schemas.arbitration import ChannelSelected, Discarded, Held
 from kite_schemas.envelope import Event, decode
 from kite_schemas.guard import ComparisonOrdered, ComparisonRequested
 from kite_schemas.policy import ChangeRejected, PolicySet
-from kite_schemas.upcycle import BlendPromoted, Ending, InjectionClosed, InjectionDeferred
+from kite_schemas.upcycle import Ending, InjectionClosed, InjectionDeferred, Return, RollbackClosed
 from kite_schemas.why import Decision, Reason, Why
 from kite_schemas.yoco import DrainOrdered, OrderRequested, PrewarmBlocked, SleepOrdered, StartOrdered, WakeOrdered
 
@@ -43,7 +43,8 @@ KINDS: dict[str, Kind] = {
     "channel": Kind((ChannelSelected,), (Held, Discarded)),
     "shed": Kind((PrewarmBlocked,), (Held, Discarded)),
     "compare": Kind((ComparisonOrdered,), (Held,)),
-    "inject": Kind((BlendPromoted,), (InjectionDeferred, InjectionClosed)),
+    "inject": Kind((InjectionClosed,), (InjectionDeferred, InjectionClosed)),
+    "rollback": Kind((RollbackClosed,), (RollbackClosed,)),
     "change": Kind((PolicySet,), (ChangeRejected,)),
 }
 HELD_FOR: dict[str, str] = {OrderRequested.TYPE: "wake", ComparisonRequested.TYPE: "compare"}
@@ -62,7 +63,7 @@ def why_not(reader: Reader, what: str, at: int | None = None) -> int:
     types = {model.TYPE for model in (*kind.done, *kind.skipped)}
     for row in sorted(reader.find(types=types, last=end), key=lambda row: -row.pos):
         event = decode(row.raw)
-        if isinstance(event.data, kind.done):
+        if _does(kind, event):
             done = row.pos
             break
         if _skips(reader, what, event):
@@ -70,10 +71,23 @@ def why_not(reader: Reader, what: str, at: int | None = None) -> int:
     raise NothingSkipped(what, end, done)
 
 
+def _does(kind: Kind, event: Event) -> bool:
+    """Tell whether a decision does it; what closes a request does so only when it says that it was done."""
+    match event.data:
+        case InjectionClosed(outcome=outcome):
+            return outcome is Ending.PROMOTED
+        case RollbackClosed(outcome=outcome):
+            return outcome is Return.DONE
+        case data:
+            return isinstance(data, kind.done)
+
+
 def _skips(reader: Reader, what: str, event: Event) -> bool:
     match event.data:
         case InjectionClosed(outcome=outcome):
             return outcome is not Ending.PROMOTED
+        case RollbackClosed(outcome=outcome):
+            return outcome is not Return.DONE
         case Discarded(decision=decision):
             return any(decision == model.TYPE for model in KINDS[what].done)
         case Held(why=why):

@@ -5,12 +5,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from kite.ledger import Row as LedgerRow
+from kite_incident import lives, versions
 from kite_incident.units import duration, percent
 from kite_schemas.arbitration import (
     ChannelSelected,
     Discarded,
     GapAcknowledged,
-    Held,
     ModeChanged,
     OrderExpired,
     PressureChanged,
@@ -29,9 +29,12 @@ from kite_schemas.upcycle import (
     BlendFailed,
     BlendStored,
     DecaySet,
+    DriftObserved,
     Frozen,
     InjectionClosed,
     InjectionRequested,
+    ResidentsSet,
+    RollbackClosed,
     Unfrozen,
 )
 from kite_schemas.upcycle import ChannelSampled as UpcycleSampled
@@ -39,11 +42,6 @@ from kite_schemas.why import Decision
 from kite_schemas.yoco import (
     ChannelSampled,
     InstanceChanged,
-    InstanceReady,
-    NodeRegistered,
-    OrderFailed,
-    OrderRefused,
-    OrderRequested,
     PrewarmBlocked,
     PrewarmReleased,
 )
@@ -51,11 +49,11 @@ from kite_schemas.yoco import (
 UNTOLD = frozenset({Tick.TYPE, Window.TYPE})
 """Ten times a second and more: nobody reads them one by one, and decoding them takes most of the time."""
 
-REPORTS = frozenset({ChannelSampled.TYPE, UpcycleSampled.TYPE})
-"""What a node says again whenever it has changed, up to once a second: one entry, from the first to the last."""
+REPORTS = frozenset({ChannelSampled.TYPE, UpcycleSampled.TYPE, ResidentsSet.TYPE})
+"""What is said of a node or an instance again whenever it has changed: one entry, from the first to the last."""
 
-CLOSING = frozenset({InjectionClosed.TYPE})
-"""What ends a request although more may follow from the same rows: a channel, a comparison."""
+CLOSING = frozenset({InjectionClosed.TYPE, RollbackClosed.TYPE})
+"""What ends a request although more may follow from the same rows: a channel, a comparison, a retirement."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,10 +91,17 @@ class Entry:
 
     @property
     def outcome(self) -> str:
-        """What the step that closes a request says, else the last telling one."""
+        """What the step that closes a request says, what was repaired of a drift, else the last telling step."""
         telling = [step for step in reversed(self.steps) if step.detail]
         closing = (step.detail for step in telling if step.type in CLOSING)
-        return next(closing, telling[0].detail if telling else "")
+        return next(closing, self._mended or (telling[0].detail if telling else ""))
+
+    @property
+    def _mended(self) -> str:
+        if self.steps[0].type != DriftObserved.TYPE:
+            return ""
+        mended = [step.detail for step in self.steps if step.type in versions.MENDING]
+        return f"repaired: {'; '.join(mended)}" if mended else ""
 
 
 def timeline(rows: Iterable[LedgerRow], since_us: int = 0) -> list[Entry]:
@@ -156,11 +161,7 @@ def _changed(data: ChangeRequested) -> str:
     return "change the policy: " + (", ".join(change.key for change in data.changes) or "all of it")
 
 
-def _failed(data: OrderFailed | OrderRefused) -> str:
-    return f"{data.instance} failed: {data.code}"
-
-
-def _not_done(data: Held | ChangeRejected) -> str:
+def _not_done(data: ChangeRejected) -> str:
     return f"not done: {data.detail}"
 
 
@@ -208,27 +209,24 @@ def _load(data: InstanceWindow) -> str:
 
 
 TITLES: dict[type[Data], Callable[[Any], str]] = {  # Any: each function takes the type that stands before it
+    **versions.TITLES,
+    **lives.TITLES,
     InjectionRequested: _injected,
-    OrderRequested: lambda data: f"order one more {data.base}",
     ComparisonRequested: lambda data: f"compare {data.first} with {data.second}",
     ChangeRequested: _changed,
-    NodeRegistered: lambda data: f"node {data.node} registered",
     Registered: lambda data: f"compare {data.base} with {data.probes} probes",
     GapAcknowledged: lambda _: "acknowledge the gap in the bus",
     ProducerKeyAdded: lambda data: f"trust a key of {data.source}",
 }
 DETAILS: dict[type[Data], Callable[[Any], str]] = {  # Any: each function takes the type that stands before it
-    InjectionClosed: lambda data: f"{data.outcome}: {data.why.reason}",
+    **versions.DETAILS,
+    **lives.DETAILS,
     BlendStored: _stored,
     BlendFailed: lambda data: f"blend failed: {data.code}: {data.message}",
     AdapterRefused: lambda data: "refused: " + ", ".join(sorted({v.code for v in data.violations})),
-    InstanceReady: lambda data: f"{data.instance} ready ({data.path}) after {data.t_first_token_us / 1_000:.0f} ms",
     InstanceChanged: lambda data: f"{data.instance} {data.to_state} ({data.code})",
-    OrderFailed: _failed,
-    OrderRefused: _failed,
     Compared: lambda data: f"KL {data.kl_micronats / 1e6:.6f} nats over {data.positions} positions",
     ComparisonFailed: lambda data: f"not compared: {data.code}",
-    Held: _not_done,
     ChangeRejected: _not_done,
     Frozen: lambda data: f"admissions frozen, severity {data.severity}",
     Unfrozen: lambda data: f"admissions go on: {data.why.reason}",

@@ -1,4 +1,4 @@
-"""Durations and shares in words, for whoever reads them."""
+"""Durations, shares and sizes in words, for whoever reads them."""
 
 from decimal import Decimal
 
@@ -7,6 +7,8 @@ US_PER_S = 1_000_000
 MINUTE_S = 60
 HOUR_S = 3_600
 PPM_PER_PERCENT = 10_000
+KB = 1_000
+SIZES = ("B", "kB", "MB", "GB")
 
 
 def duration(us: int) -> str:
@@ -32,3 +34,15 @@ def percent(ppm: int) -> str:
     ('30 %', '0.3217 %')
     """
     return f"{(Decimal(ppm) / PPM_PER_PERCENT).normalize():f} %"
+
+
+def size(size_bytes: int) -> str:
+    """Format a size, rounded.
+
+    >>> size(999), size(81_000_000), size(1_936_200)
+    ('999 B', '81.0 MB', '1.9 MB')
+    """
+    value, unit = float(size_bytes), 0
+    while value >= KB and unit < len(SIZES) - 1:
+        value, unit = value / KB, unit + 1
+    return f"{value:.1f} {SIZES[unit]}" if unit else f"{size_bytes} {SIZES[0]}"

@@ -12,6 +12,8 @@ from kite_cli.testing import run as run_apart
 
 Kite = Callable[..., Ended]
 BASE = "tiny"
+SLOTS = "32"
+"""Every test has blends of its own, and each takes slots in the shared engines."""
 
 UNMOVED = (
     "arbitration.fragmentation_max_ppm=1000000",
@@ -25,7 +27,7 @@ UNMOVED = (
 def up(tiny_base: Path, tmp_path_factory: pytest.TempPathFactory) -> Generator[Up]:
     """A fleet of two ready instances and a standby, which leaves nothing behind."""
     directory = tmp_path_factory.mktemp("cli") / "fleet"
-    with Up(tiny_base, directory, "--name", BASE, "--ready", "2", "--json") as up:
+    with Up(tiny_base, directory, "--name", BASE, "--ready", "2", "--max-loras", SLOTS, "--json") as up:
         calmed = run_apart("config", "set", *UNMOVED, "--dir", str(directory))
         assert calmed.code == 0, calmed.err
         yield up

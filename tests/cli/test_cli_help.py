@@ -17,6 +17,8 @@ READS = (
     "explain",
     "replay",
     "upcycle show",
+    "upcycle list",
+    "upcycle weights",
     "adapter verify",
     "adapter list",
     "adapter show",
@@ -34,6 +36,7 @@ READS = (
 CHANGES = (
     "up",
     "upcycle inject",
+    "upcycle rollback",
     "adapter stamp",
     "adapter migrate",
     "yoco order",

@@ -134,6 +134,7 @@ def test_a_silent_arbitrator_is_told_before_anything_else(quiet: State):
 
 def test_an_unset_limit_is_visibly_off(quiet: State):
     assert dict(off(quiet)) == {
+        "upcycle.drift_interval_us": "the look at what engines hold",
         "arbitration.concurrency_max": "pressure",
         "arbitration.injection_rate_max_milli": "shedding",
     }

@@ -14,6 +14,7 @@ from kite.ledger import Reader
 from kite.testing.eventually import eventually
 from kite_schemas.envelope import decode
 from kite_schemas.ledger import EventIdConflict, Rejected
+from kite_schemas.upcycle import Return, RollbackClosed
 
 ROOT = Path(__file__).parents[2]
 DEMO_S = 400
@@ -57,13 +58,21 @@ def test_the_demo_ends_with_every_decision_identical(engine: str, tmp_path: Path
     distances = report["torch_kl_micronats"]
     assert all(4 * distances["blend"] < distances[other] for other in ("base", "credit", "laundering"))
     assert report["refused"] == {"nan": ["not_finite"], "wrong_base": ["attention_heads"]}
+    assert "retire_ordered of instance/local-tiny-0 at position" in ended.stdout
+    assert f"{report['retired_version']} to leave local-tiny-0: its retention is over" in ended.stdout
+    assert report["rollback_ms"] > 0
     assert of_demo(directory) == []
     with Reader.open(f"sqlite:///{directory / 'ledger.db'}") as reader:
         refused = [decode(row.raw).data for row in reader.find(types=[Rejected.TYPE, EventIdConflict.TYPE])]
+        back, forward = (decode(row.raw).data for row in reader.find(types=[RollbackClosed.TYPE]))
     assert refused == [], "everything that a service says is its own to say"
+    assert isinstance(back, RollbackClosed)
+    assert isinstance(forward, RollbackClosed)
+    assert (back.outcome, back.version) == (Return.DONE, report["retired_version"])
+    assert (forward.outcome, forward.version, forward.former) == (Return.DONE, back.former, back.version)
 
 
-@pytest.mark.parametrize("line", ["base and adapters", "fleet up", "two adapters blended", "standby handed over"])
+@pytest.mark.parametrize("line", ["base and adapters", "fleet up", "former version retired", "standby handed over"])
 async def test_ctrl_c_in_any_phase_leaves_nothing_running(line: str, tmp_path: Path):
     directory = tmp_path / "demo"
     log = tmp_path / "stderr.log"

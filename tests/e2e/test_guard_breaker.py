@@ -5,7 +5,8 @@ from pathlib import Path
 from kite.engine import Engine
 from kite.testing import adapters
 from kite.testing.eventually import eventually
-from kite_cli.asking.request import change, inject, order
+from kite_cli.asking.capacity import order
+from kite_cli.asking.request import change, inject
 from kite_cli.embedded.fleet import Fleet, embedded
 from kite_cli.embedded.options import Options
 from kite_cli.place import reading

@@ -9,7 +9,8 @@ from kite import tracing
 from kite.testing import adapters
 from kite.testing.eventually import eventually
 from kite.testing.otlp import Receiver, Tree
-from kite_cli.asking.request import inject, order
+from kite_cli.asking.capacity import order
+from kite_cli.asking.request import inject
 from kite_cli.embedded.fleet import Fleet, embedded
 from kite_cli.embedded.options import EngineKind, Options
 from kite_schemas.upcycle import Ending

@@ -11,7 +11,8 @@ import pytest_asyncio
 from kite.ledger import Reader
 from kite.testing import adapters
 from kite.testing.eventually import eventually
-from kite_cli.asking.request import Injection, change, inject, order
+from kite_cli.asking.capacity import order
+from kite_cli.asking.request import Injection, change, inject
 from kite_cli.embedded.fleet import Fleet, embedded
 from kite_cli.embedded.options import Options
 from kite_cli.embedded.supervisor import RESTARTS_MAX, ServiceFailed
@@ -20,6 +21,7 @@ from kite_incident.replay import verify
 from kite_schemas.envelope import Event, decode
 from kite_schemas.ledger import LeaseTaken
 from kite_schemas.upcycle import AdapterVerified, BlendStored, Ending, InjectionClosed, LoadOrdered
+from kite_schemas.yoco import StartOrdered
 
 
 @pytest.fixture
@@ -92,6 +94,19 @@ async def test_every_service_comes_back(fleet: Fleet, brought: list[Path]):
     assert (await order(fleet, "tiny")).ok
     assert (await change(fleet, [("upcycle.weight_min_ppm", 20_000)])).ok
     check_history(fleet, epochs=2)
+
+
+async def test_a_killed_yoco_keeps_its_engines(fleet: Fleet) -> None:
+    endpoints = {one.id: (one.state, one.endpoint) for one in fleet.state().instances.values()}
+    assert len(endpoints) == 2
+    before = fleet.pid("yoco")
+    fleet.kill("yoco")
+    await eventually(lambda: fleet.pid("yoco") != before)
+    await fleet.wait_settled(60)
+    assert {one.id: (one.state, one.endpoint) for one in fleet.state().instances.values()} == endpoints
+    assert (await order(fleet, "tiny")).ok, "the standby can be woken by the yoco that found it"
+    kinds = check_history(fleet, epochs=1)
+    assert kinds[StartOrdered.TYPE] == 2
 
 
 async def kill_for_ever(options: Options, service: str) -> None:

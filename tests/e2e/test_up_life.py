@@ -1,6 +1,7 @@
 """`kite up` from its first line to its last: what it leaves, what it resumes, and what it refuses to begin with."""
 
 import json
+import os
 import shutil
 import signal
 import socket
@@ -12,6 +13,7 @@ import pytest
 from kite.ledger import Ledger, Reader
 from kite.ledger.sqlite import connect
 from kite.testing import adapters
+from kite.testing.eventually import eventually
 from kite_cli.embedded.readiness import EngineMissing, check_engine
 from kite_cli.testing import Ended, Up, left, run
 from kite_incident.replay import verify
@@ -81,6 +83,15 @@ def test_a_fleet_that_was_killed_is_resumed(tiny_base: Path, home: Path):
         assert up.end().code == 0
     with Reader.open(ledger(home)) as reader:
         assert verify(reader).identical
+
+
+async def test_engines_of_a_fleet_that_was_killed_with_its_yoco_end_by_themselves(tiny_base: Path, home: Path):
+    with Up(tiny_base, home, *NAME, env={"KITE_KEEP_S": "2"}) as up:
+        yoco = json.loads((home / "fleet.json").read_text())["pids"]["yoco"]
+        os.kill(yoco, signal.SIGKILL)
+        assert up.end(signal.SIGKILL).code == -signal.SIGKILL
+    assert left(home), "engines serve on for a moment"
+    await eventually(lambda: left(home) == [], 30)
 
 
 def test_a_port_that_is_taken(tiny_base: Path, home: Path):

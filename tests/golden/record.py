@@ -82,7 +82,8 @@ DIR = Path("/tmp/kite-golden/demo")  # noqa: S108 # it ends up in the history, s
 HISTORY = HERE / "histories" / "demo-fake-1.jsonl"
 
 ID = "018f0000-0000-7000-8000-000000000000"
-VERSION = "risk@0123456789ab"
+VERSION, NEWER = "risk@0123456789ab", "risk@ba9876543210"
+DIGEST = "0123456789ab" + "0" * 52
 WHY = Why(
     reason=Reason.EXPIRED,
     rules=(RuleValue(id="order.open_us", value=2, threshold=1, margin=-1, fired=True),),
@@ -221,10 +222,100 @@ RARE: tuple[tuple[str, Data], ...] = (
             shifts=(Shift(version=VERSION, former="risk@ba9876543210", kl_micronats=153_642),),
         ),
     ),
+    ("blend/risk", upcycle.RollbackRequested(actor="golden", reason="odd answers", blend="risk", version=VERSION)),
+    (
+        "blend/risk",
+        upcycle.RollbackClosed(
+            why=WHY, request=ID, blend="risk", outcome=upcycle.Return.DONE, version=VERSION, former=NEWER
+        ),
+    ),
+    (
+        "instance/a",
+        upcycle.RetireOrdered(
+            **ORDER, blend="risk", instance="a", endpoint="http://127.0.0.1:8000", version=VERSION, slot=1
+        ),
+    ),
+    ("instance/a", upcycle.BlendUnloaded(**DONE, instance="a", version=VERSION, slots_taken=2, duration_us=40_000)),
+    (
+        "instance/a",
+        upcycle.RetireFailed(**DONE, instance="a", version=VERSION, code="still_used", message="1 request runs"),
+    ),
+    (
+        "version/risk@0123456789ab",
+        upcycle.DeleteOrdered(
+            **ORDER,
+            blend="risk",
+            version=VERSION,
+            digest=DIGEST,
+            effect_print=upcycle.EffectPrint(path="prints/a.json", digest="1" * 64, distance_micronats=153_642),
+        ),
+    ),
+    (
+        "version/risk@0123456789ab",
+        upcycle.BlendDeleted(**DONE, version=VERSION, digest=DIGEST, freed_bytes=81_000_000),
+    ),
+    (
+        "version/risk@0123456789ab",
+        upcycle.DeleteFailed(**DONE, version=VERSION, digest=DIGEST, code="store_unwritable", message="read-only"),
+    ),
+    (
+        "blend/risk",
+        upcycle.RebuildOrdered(
+            **ORDER,
+            request=ID,
+            blend="risk",
+            version=VERSION,
+            base=upcycle.BaseRef(name="tiny", path="/bases/tiny", digest="0" * 64),
+            members=(upcycle.Member(adapter=ADAPTER, weight_ppm=600_000, anchored=True),),
+            base_weight_ppm=400_000,
+            max_lora_rank=16,
+            residual_max_ppm=50_000,
+        ),
+    ),
+    (
+        "instance/a",
+        upcycle.ResidentsSet(
+            why=WHY,
+            node="n1",
+            instance="a",
+            endpoint="http://127.0.0.1:8000",
+            base="tiny",
+            residents=(upcycle.Resident(blend="risk", version=VERSION, path=f"store/sha256/{DIGEST}"),),
+            interval_us=10_000_000,
+        ),
+    ),
+    (
+        "instance/a",
+        upcycle.DriftObserved(
+            node="n1", instance="a", told=ID, expected=(VERSION,), found=("stray",), missing=(VERSION,)
+        ),
+    ),
     ("ledger/fleet", DeadlineMissed(first=5, last=6, took_us=21_000, deadline_us=17_000)),
     (
         f"order/{ID}",
         OrderExpired(why=WHY, order=ID, service="yoco", kind="start_ordered", target="instance/a", node="n1"),
+    ),
+    ("instance/a", yoco.DrainRequested(actor="golden", instance="a", force=True)),
+    (
+        "instance/c",
+        yoco.PrewarmOrdered(
+            **ORDER,
+            instance="c",
+            device="cpu1",
+            cores="0-2,5",
+            spec=yoco.EngineSpec(
+                kind="vllm",
+                base_path="/bases/tiny",
+                served_name="tiny",
+                dtype="float32",
+                max_model_len=2_048,
+                max_loras=4,
+                max_lora_rank=8,
+                block_size=32,
+                kv_cache_bytes=536_870_912,
+                cpus="1",
+            ),
+        ),
     ),
     ("policy/fleet", ChangeRejected(why=WHY, request=ID, detail="unknown setting")),
     (

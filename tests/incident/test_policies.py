@@ -68,7 +68,7 @@ def test_every_request_is_told_with_who_why_and_what(story: Story):
     first, pools, trial, much, unknown, back = history(stored(story.rows))
     assert all(change.before is None for change in first.changes)
     assert first.policy == shipped.policy()
-    assert [change.key for change in pools.changes] == ["fleet.pools[0]"]
+    assert [change.key for change in pools.changes] == ["upcycle.drift_interval_us", "fleet.pools[0]"]
     assert (trial.actor, trial.reason, trial.changes) == ("ana", "a trial", (Difference(KEY, 10_000, 20_000),))
     assert trial.policy is not None
     assert trial.digest == digest(trial.policy)

@@ -1,14 +1,23 @@
 """Both engines keep the contract of `kite.testing.engine`."""
 
 import importlib.util
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
 from kite.engine import EngineProcess, EngineSpec
 from kite.testing.engine import EngineContract, ProcessContract, tiny_spec
+from kite_schemas.yoco import SleepMode
+from kite_yoco.devices import find_devices
+from kite_yoco.offers import find_offers
 
 NO_VLLM = importlib.util.find_spec("vllm") is None
+
+
+def offered(kind: str) -> Sequence[SleepMode]:
+    """Return what yoco would say of this machine."""
+    return next(offer.modes for offer in find_offers(find_devices()) if offer.kind == kind)
 
 
 class TestFake(EngineContract):
@@ -17,6 +26,10 @@ class TestFake(EngineContract):
     @pytest.fixture
     def server(self, fake_server: EngineProcess) -> EngineProcess:
         return fake_server
+
+    @pytest.fixture
+    def modes(self) -> Sequence[SleepMode]:
+        return offered("fake")
 
 
 class TestFakeProcess(ProcessContract):
@@ -34,6 +47,10 @@ class TestVllm(EngineContract):
     @pytest.fixture
     def server(self, vllm_server: EngineProcess) -> EngineProcess:
         return vllm_server
+
+    @pytest.fixture
+    def modes(self) -> Sequence[SleepMode]:
+        return offered("vllm")
 
 
 @pytest.mark.vllm

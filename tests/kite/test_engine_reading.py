@@ -36,6 +36,7 @@ def test_vllm_is_started_on_loopback_with_equal_lora_pools() -> None:
     assert option(argv, "--kv-cache-memory-bytes") == str(2**30)
     assert env["VLLM_CPU_OMP_THREADS_BIND"] == "1"
     assert (env["VLLM_SERVER_DEV_MODE"], env["VLLM_NO_USAGE_STATS"], env["HF_HUB_OFFLINE"]) == ("1", "1", "1")
+    assert "--enable-sleep-mode" not in argv, "vLLM refuses it on a CPU"
     assert "--otlp-traces-endpoint" not in argv
     assert not any(name.startswith("OTEL") for name in env)
 
@@ -48,7 +49,8 @@ def test_a_collector_is_told_over_http_with_the_callers_trace() -> None:
 
 
 def test_on_a_gpu_nothing_of_the_cpu_is_set() -> None:
-    _, env = command(SPEC.model_copy(update={"cpus": ""}), 8123)
+    argv, env = command(SPEC.model_copy(update={"cpus": ""}), 8123)
+    assert "--enable-sleep-mode" in argv
     assert not {"VLLM_CPU_OMP_THREADS_BIND", "TORCHDYNAMO_DISABLE"} & env.keys()
 
 

@@ -14,6 +14,7 @@ from pydantic import ValidationError
 
 from kite import __version__, tracing
 from kite.bus import DEC, EVT, Bus
+from kite.clock import US_PER_S
 from kite.errors import Fault, KiteError, UsageError
 from kite.events import Composed, Origin, compose, new_id
 from kite.ledger import Row
@@ -21,7 +22,7 @@ from kite_cli.asking.sending import ArbitratorSilent, committed, line
 from kite_cli.place import Address, reading
 from kite_schemas.envelope import Event, MalformedEvent, decode
 from kite_schemas.model import Data
-from kite_schemas.why import Request
+from kite_schemas.why import Order, Request
 
 ANSWER_S = 10.0
 """The first decision about a request takes milliseconds; an arbitrator that was killed is back within two seconds."""
@@ -116,8 +117,8 @@ async def ask(
 ) -> Story:
     """Publish a request under a trace of its own, follow it until `closes`, and return it as the ledger has it.
 
-    `limit_s` is how long it may stay silent between two events. Raises what `line` and its `Line` raise, and StillOpen.
-    Being cancelled ends the following only.
+    `limit_s` is how long it may stay silent between two events; while an order is open, as long as that one lives.
+    Raises what `line` and its `Line` raise, and StillOpen. Being cancelled ends the following only.
     """
     async with line(fleet) as sent:
         with tracing.span(f"request {request.TYPE}", kind="producer") as span:
@@ -212,7 +213,7 @@ async def _followed(
     def see(event: Event) -> bool:
         if event.header.correlationid != request or closing:  # the other stream may go on for a moment
             return False
-        limit.reschedule(loop.time() + limit_s)
+        limit.reschedule(max(limit.when() or 0.0, loop.time() + patience_s(event, limit_s)))
         seen.append(event)
         if on_event is not None:
             on_event(event)
@@ -228,6 +229,11 @@ async def _followed(
             raise ArbitratorSilent(request, ANSWER_S) from None
         raise StillOpen(request, limit_s, seen[-1].header.type) from None
     return closing[0].header.id
+
+
+def patience_s(event: Event, limit_s: float) -> float:
+    """Return how long silence after an event is normal: a start may take as long as its order lives."""
+    return limit_s if not isinstance(event.data, Order) else max(limit_s, event.data.ttl_us / US_PER_S + ANSWER_S)
 
 
 def _compose(subject: str, request: Data, traceparent: str) -> Composed:

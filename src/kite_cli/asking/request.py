@@ -27,12 +27,11 @@ from kite_schemas.upcycle import (
     Violation,
 )
 from kite_schemas.why import Outcome
-from kite_schemas.yoco import InstanceReady, OrderFailed, OrderRefused, OrderRequested, WakeOrdered
+from kite_schemas.yoco import OrderFailed, OrderRefused
 
 INJECTION_S = 180.0
 """Silence that is still normal: computing a blend may take 120 s."""
 
-HANDOVER_S = 60.0
 COMPARISON_S = 60.0
 POLICY_S = 15.0
 ACKNOWLEDGEMENT_S = 15.0
@@ -55,33 +54,13 @@ class Injection:
     violations: tuple[Violation, ...]
     total: int
     verified: AdapterVerified | None
+    instances: tuple[str, ...] | None
+    missing: tuple[str, ...] | None
 
     @property
     def ok(self) -> bool:
         """Whether it did what was asked."""
         return self.ending in (Ending.PROMOTED, Ending.DRY_RUN)
-
-
-@dataclass(frozen=True, slots=True)
-class Handover:
-    """How an order for capacity ended: with `ready`, or with the reason why not. `took_us` is ledger time."""
-
-    story: Story
-    ready: InstanceReady | None
-    deadline_us: int
-    took_us: int
-    code: str
-    detail: str
-
-    @property
-    def ok(self) -> bool:
-        """Whether one more instance is ready."""
-        return self.ready is not None
-
-    @property
-    def in_time(self) -> bool:
-        """Whether it was ready before its deadline, from the order to the first token, by the ledger's clock."""
-        return self.ready is not None and self.took_us <= self.deadline_us
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,6 +115,7 @@ async def inject(
     anchors: Sequence[str] = (),
     replace: str | None = None,
     dry_run: bool = False,
+    partial: bool = False,
     reason: str = "",
     name: str | None = None,
     on_event: Told | None = None,
@@ -143,7 +123,8 @@ async def inject(
 ) -> Injection:
     """Inject an adapter into a blend (default: the base's name) and follow it until it is closed.
 
-    `on_copied` is told the folder when the adapter was not below the adapter root. Raises what `bring` and `ask` raise,
+    `partial` promotes it where it could be proven, if it could not everywhere. `on_copied` is told the folder when the
+    adapter was not below the adapter root. Raises what `bring` and `ask` raise,
     and UsageError for names and weights that cannot be.
     """
     from kite_upcycle.store import served_name
@@ -163,6 +144,7 @@ async def inject(
         anchors=tuple(anchors),
         replace=replace,
         dry_run=dry_run,
+        partial=partial,
     )
     story = await ask(fleet, f"blend/{called}", request, _is_closed, limit_s=INJECTION_S, on_event=on_event)
     return _injection(story)
@@ -180,7 +162,7 @@ def _injection(story: Story) -> Injection:
         story=story,
         ending=closed.outcome,
         reason=closed.why.reason,
-        detail=_why_not(story),
+        detail=why_not(story),
         blend=closed.blend,
         version=closed.version,
         members=closed.members,
@@ -188,11 +170,13 @@ def _injection(story: Story) -> Injection:
         violations=refused.violations if refused else (),
         total=refused.total if refused else 0,
         verified=story.last(AdapterVerified),
+        instances=closed.instances,
+        missing=closed.missing,
     )
 
 
-def _why_not(story: Story) -> str:
-    """Return the sentence of whatever kept an injection from its end, empty when nothing did."""
+def why_not(story: Story) -> str:
+    """Return the sentence of whatever kept a version from being loaded and proven, empty when nothing did."""
     if rejected := story.last(InjectionRejected):
         return rejected.detail
     if failed := story.last(BlendFailed):
@@ -204,25 +188,6 @@ def _why_not(story: Story) -> str:
     if expired := story.last(OrderExpired):
         return f"{expired.kind} for {expired.target} expired"
     return ""
-
-
-async def order(
-    fleet: Address, base: str, *, instance: str | None = None, reason: str = "", on_event: Told | None = None
-) -> Handover:
-    """Ask for one more ready instance of a base and follow it until its first token. Raises what `ask` raises."""
-    request = make(OrderRequested, reason, base=base, instance=instance)
-    story = await ask(fleet, f"base/{base}", request, closes, limit_s=HANDOVER_S, on_event=on_event)
-    ready, woken = story.last(InstanceReady), story.last(WakeOrdered)
-    began_us, ended_us = story.at_us(WakeOrdered), story.at_us(InstanceReady)
-    code, said = obstacle(story)
-    return Handover(
-        story=story,
-        ready=ready,
-        deadline_us=woken.deadline_us if woken else 0,
-        took_us=ended_us - began_us if began_us is not None and ended_us is not None else 0,
-        code=code,
-        detail=said,
-    )
 
 
 async def compare(
@@ -269,11 +234,19 @@ def obstacle(story: Story) -> tuple[str, str]:
 
 
 async def change(
-    fleet: Address, changes: Sequence[tuple[str, JsonValue]], *, reason: str = "", on_event: Told | None = None
+    fleet: Address,
+    changes: Sequence[tuple[str, JsonValue]],
+    *,
+    reason: str = "",
+    force: bool = False,
+    on_event: Told | None = None,
 ) -> PolicyChange:
-    """Change settings of the policy by key and JSON value, and follow it. Raises what `ask` raises."""
+    """Change settings of the policy by key and JSON value, and follow it; `force`: harmful ones too.
+
+    Raises what `ask` raises.
+    """
     wanted = tuple(Change(key=key, value=value) for key, value in changes)
-    request = make(ChangeRequested, reason, changes=wanted)
+    request = make(ChangeRequested, reason, changes=wanted, force=force)
     story = await ask(fleet, FLEET, request, _is_decided, limit_s=POLICY_S, on_event=on_event)
     applied, rejected = story.last(PolicySet), story.last(ChangeRejected)
     return PolicyChange(story, applied.digest if applied else "", rejected.detail if rejected else "")

@@ -23,7 +23,6 @@ from kite_schemas.upcycle import (
     MemberDropped,
     RollbackFailed,
     RollbackOrdered,
-    RolledBack,
     Unfrozen,
     VerificationOrdered,
 )
@@ -76,7 +75,6 @@ TOLD: dict[type[Data], Callable[[Any], str]] = {  # Any: each function takes the
     EffectMissing: lambda data: f"no effect on {data.instance}: {data.code}: {data.message}",
     BlendPromoted: lambda data: f"{data.blend} now means {data.resident.version}",
     RollbackOrdered: lambda data: f"taking {data.version} out of {data.instance} again",
-    RolledBack: lambda data: f"{data.instance} no longer holds {data.version}",
     RollbackFailed: lambda data: f"{data.instance} still holds {data.version}: {data.code}: {data.message}",
     StartOrdered: lambda data: f"{data.instance} to be started on {data.device}",
     DrainOrdered: lambda data: f"{data.instance} to be drained",

@@ -31,7 +31,10 @@ def demo(
     directory: Folder = Path(".kite-demo"),
     examples: Examples = Path("examples/adapters"),
 ) -> int:
-    """[changes] Run a fleet, blend, refuse, press it with load, wake a standby, compare, explain, replay; then stop."""
+    """[changes] Run a fleet: blend, roll back, retire, refuse, press it with load, wake a standby, compare; then stop.
+
+    Every step is told, decisions are explained, and all of them are replayed at the end.
+    """
     from kite_cli.demo.acts import Demo, options
 
     chosen = options(engine, base, directory, examples)
@@ -46,15 +49,29 @@ def demo(
     incident.explain(run.report.explained, directory=directory)
     say("\nand why there was pressure")
     incident.explain(run.report.pressure, directory=directory)
+    say("\nwhy the blend returned to its former version, and why that one was retired later, in short")
+    _briefly(directory, run.report.rolled_back, run.report.retired)
     say("\nfigures")
     _figures(run.report)
     say(f"\nledger, logs and report are in {directory}; look again with `kite timeline --steps --dir {directory}`")
     return incident.replay(directory=directory) or Exit.OK
 
 
+def _briefly(directory: Path, *decisions: str) -> None:
+    from kite_cli import place
+    from kite_cli.account import brief
+    from kite_incident.explain import explain
+
+    with place.reading(place.in_folder(directory)) as reader:
+        for decision in decisions:
+            for line in brief(explain(reader, decision)):
+                say(f"  {line}")
+
+
 def _figures(report: "Report") -> None:
     for phase, seconds in report.phases_s.items():
         say(f"  {phase}: {seconds} s")
+    say(f"  rollback, from its request to its end: {report.rollback_ms:.0f} ms")
     say(f"  hand-over of the standby: {report.handover_ms:.0f} ms of {report.deadline_ms:.0f} ms")
     say(
         f"  decisions, cause on the bus to decision on the bus: p50 {report.decision_ms_p50:.1f} ms, "

@@ -13,9 +13,10 @@ from kite.clock import mono_us
 from kite.engine import Engine
 from kite.errors import Fault, KiteError, UsageError
 from kite.proof import read_pair
-from kite_cli.asking import request
+from kite_cli.asking import capacity, request
 from kite_cli.asking.request import Injection
 from kite_cli.asking.telling import tell
+from kite_cli.demo import versions
 from kite_cli.demo.episode import episode
 from kite_cli.demo.material import ANCHOR, EXAMPLES, SECOND, BaseKind, Material, fresh, prepare
 from kite_cli.embedded.fleet import Fleet, embedded
@@ -36,6 +37,9 @@ NEARER_FACTOR = 4
 PROMISED = (
     "kite.upcycle.injection_admitted.v1",
     "kite.upcycle.blend_promoted.v1",
+    "kite.upcycle.rollback_closed.v1",
+    "kite.upcycle.retire_ordered.v1",
+    "kite.upcycle.blend_unloaded.v1",
     "kite.yoco.start_ordered.v1",
     "kite.yoco.sleep_ordered.v1",
     "kite.yoco.wake_ordered.v1",
@@ -94,8 +98,12 @@ class Report:
     decision_ms_p50: float = 0.0
     decision_ms_p99: float = 0.0
     decisions: int = 0
+    rollback_ms: float = 0.0
+    retired_version: str = ""
     explained: str = ""
     pressure: str = ""
+    rolled_back: str = ""
+    retired: str = ""
 
 
 class Demo:
@@ -123,6 +131,10 @@ class Demo:
             await self._blend(fleet, material)
         with self._phase("compared with torch"):
             await self._against_torch(fleet, material)
+        with self._phase("rolled back and forward again"):
+            await self._return(fleet)
+        with self._phase("former version retired"):
+            self.report.retired = await versions.retire(fleet, self.report.retired_version, self._say)
         with self._phase("two defective adapters refused"):
             for kind, path in material.bad.items():
                 await self._refuse(fleet, kind, path)
@@ -180,6 +192,11 @@ class Demo:
         others = {name: kl for name, kl in distances.items() if name != "blend"}
         self._expect(all(kl > NEARER_FACTOR * own for kl in others.values()), f"the blend is not nearest: {shown}")
 
+    async def _return(self, fleet: Fleet) -> None:
+        returned = await versions.there_and_back(fleet, BLEND, self._say, self._told)
+        self.report.rollback_ms = returned.took_us / 1_000
+        self.report.rolled_back, self.report.retired_version = returned.decision, returned.former
+
     async def _refuse(self, fleet: Fleet, kind: str, path: Path) -> None:
         refused = await self._inject(fleet, path, SECOND_PPM)
         self._expect(refused.ending is Ending.REFUSED, f"the adapter with defect {kind} was {refused.ending}")
@@ -188,7 +205,7 @@ class Demo:
         self.report.refused[kind] = sorted({violation.code for violation in refused.violations})
 
     async def _hand_over(self, fleet: Fleet) -> None:
-        handover = await request.order(fleet, fleet.base, reason="demo", on_event=self._told)
+        handover = await capacity.order(fleet, fleet.base, reason="demo", on_event=self._told)
         self._expect(handover.ok, f"the standby did not wake: {handover.code}: {handover.detail}")
         self.report.handover_ms, self.report.deadline_ms = handover.took_us / 1_000, handover.deadline_us / 1_000
         verdict = "met" if handover.in_time else "missed"

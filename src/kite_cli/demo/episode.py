@@ -25,9 +25,9 @@ from kite_schemas.yoco import State as Life
 
 LIMITS: Mapping[str, int] = {
     "arbitration.concurrency_max": 2,
-    "arbitration.sustained_us": 2_000_000,
+    "arbitration.sustained_us": 1_500_000,
     "arbitration.latency_sigma_max_us": 5_000_000,
-    "arbitration.idle_us": 3_000_000,
+    "arbitration.idle_us": 2_000_000,
 }
 """What a machine of two cores needs, and what keeps the demo short: the shipped limits are those of a GPU fleet."""
 
@@ -35,7 +35,7 @@ PROMPT_TOKENS, ANSWER_TOKENS, CALM_ANSWER_TOKENS = 65, 48, 8
 """A repeated prompt of whole blocks and one token hits the prefix cache but for that token. While it is calm, answers
 are short, so that prompts come often: the hits of five seconds are known from 200 tokens on."""
 
-CALM_S = 7.0
+CALM_S = 5.0
 """The misses of one second are compared with those of the five before it."""
 
 CALM = Workers(number=2, pause_us=50_000)
@@ -55,14 +55,14 @@ Sees = Callable[[State], bool]
 
 
 class EpisodeIncomplete(KiteError):
-    """A stage of the episode did not come: `stage` says which."""
+    """A stage of an act did not come: `stage` says which."""
 
     code = "episode_incomplete"
     fault = Fault.KITE
 
     def __init__(self, stage: str) -> None:
         super().__init__(
-            f"{stage} did not come within {STAGE_S:g} s of the load that asks for it",
+            f"{stage} did not come within {STAGE_S:g} s of what asks for it",
             hint="`kite timeline --steps` and `kite status` on the demo's folder tell what was decided instead",
         )
         self.stage = stage
@@ -81,6 +81,7 @@ class Watch:
 
     reader: Reader
     say: Say
+    told: tuple[type[Data], ...] = TOLD
     view: View = field(init=False)
     decided: dict[type[Data], list[str]] = field(default_factory=dict[type[Data], list[str]])
 
@@ -99,7 +100,7 @@ class Watch:
 
     def look(self) -> State:
         """Tell what was decided since the last look, and return the state."""
-        types = {model.TYPE for model in (*TOLD, InstanceChanged)}
+        types = {model.TYPE for model in (*self.told, InstanceChanged)}
         for row in self.reader.find(types=types, first=self.view.state.pos + 1):
             data = decode(row.raw).data
             if data is not None:
@@ -113,7 +114,7 @@ async def episode(fleet: Fleet, blend: str, say: Say) -> str:
 
     Raises EpisodeIncomplete for a stage that does not come, NotChanged for a limit that is refused.
     """
-    await set_limits(fleet, say)
+    await set_limits(fleet, say, LIMITS, "limits of a small machine")
     with reading(fleet) as reader:
         watch = Watch(reader, say)
         version = watch.view.state.blends[blend].resident.version
@@ -132,11 +133,11 @@ async def episode(fleet: Fleet, blend: str, say: Say) -> str:
         return watch.decided[PressureChanged][0]
 
 
-async def set_limits(fleet: Fleet, say: Say) -> None:
-    """Set the limits that this machine needs, as `kite config set` does. Raises NotChanged."""
-    for key, value in LIMITS.items():
+async def set_limits(fleet: Fleet, say: Say, limits: Mapping[str, int], reason: str) -> None:
+    """Set limits, as `kite config set` does. Raises NotChanged."""
+    for key, value in limits.items():
         say(f"  kite config set {key} {value}")
-    changed = await request.change(fleet, list(LIMITS.items()), reason="demo: limits of a small machine")
+    changed = await request.change(fleet, list(limits.items()), reason=f"demo: {reason}")
     if not changed.ok:
         raise NotChanged(changed.detail)
 

@@ -25,11 +25,16 @@ from kite_cli.place import FleetFile
 from kite_cli.view import View
 from kite_schemas.envelope import Event
 from kite_schemas.policy import Pool
+from kite_yoco.records import LOCK
 
 SERVICES = ("yoco", "upcycle", "guard")
 STOP_ORDER = ("yoco", "upcycle", "guard", "arbitrator", "nats")
 """yoco first: it stops its engines, and what it says of that is still recorded."""
 
+MEASURED = ("arbitrator", "yoco")
+"""The services with metrics, in the order of their ports."""
+
+METRICS_PORT = "KITE_METRICS_PORT"
 YOCO_STOP_S = 45.0  # engines get 10 s, then they are killed
 LEAD_S = 60.0  # an arbitrator folds the whole ledger before it leads
 SETTLE_S = 600.0
@@ -187,6 +192,7 @@ class Fleet:
     async def stop(self) -> None:
         """Stop everything in order; afterwards nothing of the fleet runs."""
         await self._supervisor.stop(STOP_ORDER)
+        (self.dir / "state" / "yoco" / LOCK).unlink(missing_ok=True)  # engines of a yoco that failed end now
         if self.nats_url:
             self.nats_url = ""
             self._record(running=False)
@@ -209,7 +215,7 @@ class Fleet:
     def _env(self, name: str) -> dict[str, str]:
         """Return the environment of a process."""
         return {
-            **os.environ,
+            **{key: value for key, value in os.environ.items() if key != METRICS_PORT},  # one port, several processes
             "KITE_NATS_URL": self.nats_url,
             "KITE_NATS_MONITOR_URL": self._server.monitor_url,
             "KITE_LEDGER_URL": self.ledger_url,
@@ -219,7 +225,13 @@ class Fleet:
             "KITE_LOG_LEVEL": self.options.log_level,
             "KITE_OPERATOR_KEY": str(self._keys.operator_public),
             "KITE_SIGNING_KEY": str(self._keys.of(name)),
+            **({METRICS_PORT: str(port)} if (port := self._metrics_ports().get(name)) else {}),
         }
+
+    def _metrics_ports(self) -> dict[str, int]:
+        """Return the ports of those services that have metrics, none when no port was named."""
+        first = self.options.metrics_port
+        return {} if first is None else {name: first + offset for offset, name in enumerate(MEASURED)}
 
     def _head(self) -> int:
         """Return the last position of the ledger, 0 before there is one. Raises LedgerTooNew and NotALedger."""
@@ -271,7 +283,7 @@ class Fleet:
                 adapter_root=str(self.adapter_root),
                 pid=os.getpid() if running else 0,
                 pids=self._supervisor.pids() if running else {},
-                ports={"nats": self._server.port} if running else {},
+                ports={"nats": self._server.port, **self._metrics_ports()} if running else {},
             ),
         )
 
@@ -292,7 +304,8 @@ async def embedded(options: Options) -> AsyncGenerator[Fleet]:
     """
     check_engine(options.engine)
     pool = await asyncio.to_thread(load_pool, options)
-    check_port(options.nats_port)
+    for port in (options.nats_port, options.metrics_port, options.metrics_port and options.metrics_port + 1):
+        check_port(port)
     async with claimed(options.dir) as claim:
         fleet = Fleet(options, pool, claim)
         try:

@@ -12,10 +12,11 @@ from pydantic import ValidationError
 from kite.bus import BusPortTaken
 from kite.bus.server import is_taken
 from kite.errors import Fault, KiteError, UsageError
-from kite_arbitrator.state import Instance, State, busy, instance_id
+from kite_arbitrator.state import Instance, State, busy
 from kite_cli.asking.following import Told
 from kite_cli.asking.intake import proper
 from kite_cli.embedded.options import Options
+from kite_cli.health import posts, rests
 from kite_schemas.envelope import Event
 from kite_schemas.policy import Pool
 from kite_schemas.yoco import InstanceReady, OrderFailed, OrderRefused
@@ -88,7 +89,9 @@ def load_pool(options: Options) -> Pool:
         "spec": spec,
         "ready": options.ready,
         "standbys": options.standbys,
-        "standby_mode": "paused",
+        "standby_mode": options.standby_mode,
+        "prewarmed": options.prewarmed or None,
+        "critical": options.critical or None,
     }
     try:
         return Pool.model_validate(pool)
@@ -110,18 +113,17 @@ def settled(state: State, pool: Pool, since_pos: int) -> bool:
     node = state.nodes.get(pool.node)
     if node is None or node.pos <= since_pos or state.policy is None or state.policy.fleet.pools != (pool,):
         return False
-    names = [instance_id(pool, number) for number in range(pool.ready + pool.standbys)]
-    found = [state.instances.get(name) for name in names]
-    return all(instance is not None and _rests(state, instance) for instance in found)
+    return all(_settled(state, state.instances.get(name), where) for name, where in posts(pool))
 
 
-def _rests(state: State, instance: Instance) -> bool:
-    if busy(state, instance.id):
+def _settled(state: State, instance: Instance | None, where: Life) -> bool:
+    """Tell whether an instance rests, nothing is ordered of it, and it holds every promoted blend if it serves."""
+    if instance is None or busy(state, instance.id) or not rests(instance, where):
         return False
-    if instance.standby and not instance.summoned:
-        return instance.state is Life.ASLEEP
+    if instance.state is not Life.READY:
+        return True
     wanted = [blend.resident.version for blend in state.blends.values() if blend.base == instance.base]
-    return instance.state is Life.READY and all(version in instance.versions for version in wanted)
+    return all(version in instance.versions for version in wanted)
 
 
 class Counter:

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 
 from kite.errors import UsageError
 from kite_cli.asking.intake import proper
+from kite_cli.blends import NoSuchBlend
 from kite_cli.share import PPM
-from kite_cli.upcycle import NoSuchBlend, weight_ppm
+from kite_cli.upcycle import weight_ppm
 
 if TYPE_CHECKING:
     from kite_arbitrator.state import State
