@@ -1,6 +1,5 @@
 """What an instance holds against what it should: told when it changed, taken as found, and put right."""
 
-from kite_arbitrator.state import State
 from kite_arbitrator.testing import BASE, NODE, SECOND_US, Story, digest_of
 from kite_schemas.upcycle import (
     BlendFailed,
@@ -82,10 +81,8 @@ def test_what_is_too_much_is_retired_under_the_name_that_it_has():
     assert (fleet.state.instances[FIRST].versions, fleet.state.instances[FIRST].drifted) == ((name,), ())
 
 
-def drift(state: State, told_id: str) -> DriftObserved:
-    known = state.instances[FIRST]
-    assert known.told is not None
-    return DriftObserved(node=NODE, instance=FIRST, told=told_id, expected=known.told.versions, found=())
+def drift(told_id: str) -> DriftObserved:
+    return DriftObserved(node=NODE, instance=FIRST, told=told_id, expected=(), found=())
 
 
 def test_what_was_held_against_something_older_says_nothing():
@@ -95,19 +92,25 @@ def test_what_was_held_against_something_older_says_nothing():
     fleet.promote("mood")
     fleet.wait(SECOND_US)
     before = fleet.state.instances[FIRST]
-    fleet.tell(drift(fleet.state, known.id))
+    fleet.tell(drift(known.id))
     assert fleet.state.instances[FIRST] == before
     assert name in before.versions
 
 
 def test_while_something_is_done_about_the_instance_it_says_nothing():
+    """Not even after that: it was looked before, perhaps."""
     fleet, name = watched()
+    known = fleet.state.instances[FIRST].told
+    assert known is not None
     request = fleet.inject("mood")
     fleet.verified(request)
     fleet.stored(request)
     assert fleet.open(f"load/risk@{FIRST}")
-    fleet.drifts(FIRST, [])
+    fleet.tell(drift(known.id))
     assert fleet.state.instances[FIRST].versions == (name,)
+    fleet.proven(request, FIRST)
+    fleet.tell(drift(known.id))
+    assert fleet.state.instances[FIRST].versions == (name, version(request))
 
 
 def test_what_is_damaged_is_made_again_and_then_loaded():

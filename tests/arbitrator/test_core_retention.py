@@ -131,6 +131,7 @@ def test_after_a_gap_nothing_is_taken_away_until_somebody_has_looked():
     fleet.wait(OVER_US)
     assert fleet.orders(RetireOrdered) == []
     fleet.tell(GapAcknowledged(actor="t"), "arbitration/fleet")
+    fleet.wait(1)
     assert len(fleet.orders(RetireOrdered)) == 1
 
 

@@ -105,6 +105,7 @@ def test_a_repair_waits_for_a_slot_and_says_so_once():
     fleet.wait(SECOND_US)
     fleet.tell(BlendLoaded(instance=FIRST, version=version("other", "alien"), duration_us=1, slots_taken=4))
     fleet.unloads(version("other", "alien"), FIRST, slots_taken=4)
+    fleet.wait(SECOND_US)
     fleet.drifts(FIRST, [])
     held = [row.data for row in fleet.last if isinstance(row.data, Held)]
     assert [one.why.reason for one in held] == [Reason.SLOTS_FULL]

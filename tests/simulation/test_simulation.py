@@ -30,9 +30,26 @@ from kite_arbitrator.simulation.run import History, folded, redecided, simulate
 from kite_arbitrator.simulation.text import drafts
 from kite_arbitrator.state import Row, State
 from kite_incident.replay import verify
-from kite_schemas.arbitration import Channel, ChannelSelected, Held, PressureChanged, Transport, TransportChanged
-from kite_schemas.upcycle import InjectionClosed
+from kite_schemas.arbitration import (
+    Channel,
+    ChannelSelected,
+    Held,
+    OrderExpired,
+    PressureChanged,
+    Transport,
+    TransportChanged,
+)
+from kite_schemas.upcycle import (
+    BlendPromoted,
+    DeleteOrdered,
+    InjectionAdmitted,
+    InjectionClosed,
+    RetireOrdered,
+    Return,
+    RollbackClosed,
+)
 from kite_schemas.why import Decision, Reason
+from kite_schemas.yoco import DrainOrdered, InstanceReady, NodeRegistered, OrderRefused, PrewarmOrdered, StartOrdered
 
 SEEDS = 16
 """Runs of every build: about half a minute together."""
@@ -52,6 +69,7 @@ def complaints(history: History) -> list[str]:
     """Return everything that must not be so in a history, replay and rebuilt states included."""
     rows, arbitrator = history.rows, history.arbitrator
     found = [*judge(rows), *heard(rows, history.world, arbitrator.downs), *once(rows, history.world)]
+    found += [f"torn: {version} was deleted" for version in history.world.store.torn]
     found += [f"replay: {row.pos} {row.type} came out as {again}" for row, again in redecided(rows) if again != row]
     found += [f"rebuild: the state at {pos} was another one" for pos in arbitrator.diverged]
     return found if folded(rows) == arbitrator.state else [*found, "rebuild: the state at the end was another one"]
@@ -84,10 +102,20 @@ def _marks(history: History) -> list[str]:
                 marks.append("channel.yoco")
             case TransportChanged(transport=Transport.RELIABLE):
                 marks.append("transport.reliable")
-            case InjectionClosed(outcome=outcome):
-                marks.append(f"closed.{outcome}")
+            case InjectionClosed(outcome=outcome, why=why):
+                marks += [f"closed.{outcome}", f"closed.{why.reason}"]
+            case RollbackClosed(outcome=outcome):
+                marks.append(f"returned.{outcome}")
+            case RetireOrdered(why=why) | DeleteOrdered(why=why):
+                marks.append(f"{row.type.split('.')[2]}.{why.reason}")
             case Held(why=why):
                 marks.append(f"held.{why.reason}")
+            case NodeRegistered(instances=found):
+                marks += [f"found.{one.state}" for one in found]
+            case DrainOrdered(request=str()) | StartOrdered(request=str()):
+                marks.append(f"{row.type.split('.')[2]}.asked")
+            case OrderRefused(code=code):
+                marks.append(f"refused.{code}")
             case _:
                 pass
     return marks
@@ -110,7 +138,15 @@ def test_the_runs_do_what_they_are_for():
         *("telemetry.node_lost", "telemetry.node_found", "arbitration.discarded", "arbitration.order_expired"),
         *("upcycle.frozen", "upcycle.unfrozen", "upcycle.injection_deferred", "yoco.order_failed"),
         *("yoco.prewarm_blocked", "yoco.prewarm_released", "yoco.wake_ordered", "yoco.sleep_ordered"),
-        *("policy.change_rejected", "proof.effect_missing"),
+        *("yoco.prewarm_ordered", "yoco.stop_ordered", "drain_ordered.asked", "start_ordered.asked"),
+        *("found.ready", "found.asleep", "found.prewarmed", "refused.deadline_unreachable"),
+        *(f"held.{reason}" for reason in (Reason.DEADLINE_UNREACHABLE, Reason.LAST_INSTANCE, Reason.PARKED)),
+        f"held.{Reason.PREWARM_RECENT}",
+        *("policy.change_rejected", "proof.effect_missing", "upcycle.drift_observed", "upcycle.rebuild_ordered"),
+        *(f"returned.{outcome}" for outcome in Return),
+        *(f"retire_ordered.{why}" for why in (Reason.RETENTION_OVER, Reason.SUPERSEDED, Reason.DRIFT)),
+        *(f"delete_ordered.{why}" for why in (Reason.UNWANTED, Reason.RETENTION_CROSSED)),
+        f"closed.{Reason.PARTIAL}",
     }
     assert not expected - happened.keys()
 
@@ -192,6 +228,44 @@ def test_a_decision_that_comes_out_otherwise_is_noticed():
     decided = next(row for row in history.rows if isinstance(row.data, Decision) and row.pos > 50)
     rows = [row for row in history.rows if row is not decided]
     assert any(again != row for row, again in redecided(rows))
+
+
+def test_what_is_not_one_after_another_is_noticed():
+    """Without the outcomes of orders, all of them are open at once."""
+    history = simulate(replace(plan_of(9, SHORT_S), agents=100), 9)
+    rows = [row for row in history.rows if not isinstance(row.data, InstanceReady | OrderExpired)]
+    assert any(complaint.startswith("serial") for complaint in judge(rows))
+
+
+def test_prewarms_too_close_to_each_other_are_noticed():
+    plan = Plan(prewarmed=1, troubles=0, surges=0, failing_ppm=0, seconds=SHORT_S, agents=50)
+    history = simulate(plan, 9)
+    first = next(row for row in history.rows if isinstance(row.data, PrewarmOrdered))
+    again = structs.replace(history.rows[-1], ledger_us=first.ledger_us + 1, data=first.data)
+    assert any(complaint.startswith("paced") for complaint in judge([*history.rows, again]))
+
+
+def test_a_deletion_of_what_is_in_use_is_noticed():
+    history = simulate(replace(plan_of(9, SHORT_S), agents=100), 9)
+    rows = history.rows
+    order = next(row for row in rows if isinstance(row.data, BlendPromoted))
+    admitted = next(number for number, row in enumerate(rows) if isinstance(row.data, InjectionAdmitted))
+    assert isinstance(order.data, BlendPromoted)
+    version = order.data.resident.version
+    wrong = DeleteOrdered(
+        why=order.data.why,
+        node="n1",
+        target=f"delete/{version}",
+        expires_us=1,
+        ttl_us=1,
+        blend=order.data.blend,
+        version=version,
+        digest="0" * 64,
+    )
+    rules = {complaint.partition(":")[0] for complaint in judge([*rows, structs.replace(order, data=wrong)])}
+    assert "kept" in rules
+    begun = [*rows[: admitted + 1], structs.replace(rows[admitted], data=wrong)]
+    assert any(complaint.startswith("apart") for complaint in judge(begun))
 
 
 def test_what_comes_twice_is_noticed():

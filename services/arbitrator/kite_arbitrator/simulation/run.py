@@ -21,6 +21,7 @@ from kite_schemas.arbitration import OrderExpired, TransportChanged
 from kite_schemas.ledger import Created, LeaseTaken, Tick
 from kite_schemas.model import Data
 from kite_schemas.policy import ChangeRequested, Policy
+from kite_schemas.upcycle import ResidentsSet
 from kite_schemas.why import Decision, Order
 
 LEDGER = str(uuid5(SPACE, "ledger"))
@@ -30,7 +31,7 @@ COMMIT_US = 2_000
 UNACKED_MAX = 4
 """Decisions that a new leader publishes again, since the last one may not have known that they were."""
 
-FOR_WORKERS = (Order, OrderExpired, TransportChanged)
+FOR_WORKERS = (Order, OrderExpired, TransportChanged, ResidentsSet)
 PLACE = slice(3, 5)
 """Where the bus subject of a decision has its service and its node."""
 

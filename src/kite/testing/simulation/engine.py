@@ -7,6 +7,9 @@ from kite.clock import US_PER_S
 from kite_schemas.model import PPM
 from kite_schemas.telemetry import InstanceWindow, Source
 
+STRANGER = "by-hand"
+"""What somebody loads into an engine by hand is called so; it is no version."""
+
 RUNNING_MAX = 64
 """Requests computed at once; the others wait."""
 

@@ -8,7 +8,8 @@ from collections.abc import Callable, Iterable, Iterator
 from itertools import pairwise
 
 from kite.clock import US_PER_S
-from kite.testing.simulation.record import Row, Rows, named
+from kite.testing.simulation.keeping import apart, kept
+from kite.testing.simulation.record import Row, Rows, closes, ends, named
 from kite.testing.simulation.witness import carried, missed
 from kite_schemas.arbitration import (
     Channel,
@@ -26,21 +27,25 @@ from kite_schemas.upcycle import (
     Frozen,
     InjectionClosed,
     InjectionRequested,
+    RetireOrdered,
+    RollbackClosed,
     RollbackOrdered,
+    RollbackRequested,
     Unfrozen,
 )
 from kite_schemas.why import Order, Outcome, Reason
 from kite_schemas.yoco import (
     DrainOrdered,
+    DrainRequested,
     InstanceChanged,
     NodeRegistered,
-    OrderFailed,
+    OrderRefused,
     OrderRequested,
     PrewarmBlocked,
+    PrewarmOrdered,
     PrewarmReleased,
     SleepOrdered,
     StartOrdered,
-    State,
     WakeOrdered,
 )
 
@@ -66,8 +71,9 @@ def in_order(rows: Rows) -> Iterator[str]:
 
 
 def answered(rows: Rows) -> Iterator[str]:
-    """Every request is answered exactly once."""
+    """Every request is answered exactly once; an order that was refused as too late was no answer."""
     answers = Counter(_answers(rows))
+    answers.subtract(_withdrawn(rows))
     for row in rows:
         if isinstance(row.data, REQUESTS) and answers[row.id] != 1:
             yield f"{named(row)} has {answers[row.id]} answers"
@@ -114,9 +120,10 @@ def fitting(rows: Rows) -> Iterator[str]:
         match row.data:
             case PolicySet(policy=policy):
                 reserve_bytes = policy.yoco.reserve_bytes
-            case NodeRegistered(node=node, devices=devices):
+            case NodeRegistered(node=node, devices=devices, instances=found):
                 sizes |= {(node, device.id): device.memory_bytes for device in devices}
-                held = {name: place for name, place in held.items() if place[0] != node}
+                there = {one.instance for one in found}
+                held = {name: place for name, place in held.items() if place[0] != node or name in there}
             case StartOrdered() if reserve_bytes is not None:
                 place = (row.data.node, row.data.device)
                 taken = sum(
@@ -127,7 +134,42 @@ def fitting(rows: Rows) -> Iterator[str]:
                     yield f"{named(row)} takes {needed} bytes more than {taken} of {sizes[place]}"
                 held[row.data.instance] = (*place, needed)
             case _:
-                held.pop(_ended(row.data), None)
+                held.pop(ends(row.data), None)
+
+
+def serial(rows: Rows) -> Iterator[str]:
+    """On one device one instance at a time starts or wakes."""
+    places: dict[str, tuple[str, str]] = {}
+    opened: dict[str, tuple[str, str]] = {}
+    for row in rows:
+        match row.data:
+            case StartOrdered() | PrewarmOrdered():
+                places[row.data.instance] = row.data.node, row.data.device
+            case _:
+                pass
+        if isinstance(row.data, StartOrdered | WakeOrdered):
+            place = places.get(row.data.instance, (row.data.node, ""))
+            if place in opened.values():
+                yield f"{named(row)} comes while another one starts or wakes on {place[1]}"
+            opened[row.id] = place
+        opened.pop(closes(row.data), None)
+
+
+def paced(rows: Rows) -> Iterator[str]:
+    """Two prewarms of a pool are an interval apart."""
+    last: dict[tuple[str, str], Row] = {}
+    interval_us = 0
+    for row in rows:
+        match row.data:
+            case PolicySet(policy=policy):
+                interval_us = policy.yoco.prewarm_interval_us or 0
+            case PrewarmOrdered(node=node, spec=spec):
+                former = last.get((node, spec.served_name))
+                if former is not None and row.ledger_us - former.ledger_us < interval_us:
+                    yield f"{named(row)} follows {named(former)} after {row.ledger_us - former.ledger_us} us"
+                last[node, spec.served_name] = row
+            case _:
+                pass
 
 
 def single(rows: Rows) -> Iterator[str]:
@@ -138,7 +180,7 @@ def single(rows: Rows) -> Iterator[str]:
             for complaint in _clashes(row.data, opened.values()):
                 yield f"{named(row)} {complaint}"
             opened[row.id] = row.data
-        opened.pop(_closes(row.data), None)
+        opened.pop(closes(row.data), None)
 
 
 def ended(rows: Rows) -> Iterator[str]:
@@ -157,7 +199,7 @@ def ended(rows: Rows) -> Iterator[str]:
                 pass
     yield from (f"{order} has {number} outcomes" for order, number in done.items() if number > 1)
     yield from (f"outcomes of {order}, which was never given" for order in done.keys() - issued.keys())
-    closed = {_closes(row.data) for row in rows}
+    closed = {closes(row.data) for row in rows}
     for order, row in issued.items():
         if order not in closed and row.ledger_us < rows[-1].ledger_us - REST_US:
             yield f"{named(row)} never ended"
@@ -179,7 +221,7 @@ def timely(rows: Rows) -> Iterator[str]:
                 )
                 late = {name for name, order in opened.items() if _over(order, row.ledger_us)}
             case _:
-                opened.pop(_closes(row.data), None)
+                opened.pop(closes(row.data), None)
 
 
 def episodes(rows: Rows) -> Iterator[str]:
@@ -206,7 +248,11 @@ def _answers(rows: Rows) -> Iterator[str]:
         match row.data:
             case InjectionClosed(request=request) | PolicySet(request=request) | ChangeRejected(request=request):
                 yield request
+            case RollbackClosed(request=request):
+                yield request
             case Held(request=str(request)) | WakeOrdered(request=str(request)):
+                yield request
+            case StartOrdered(request=str(request)) | DrainOrdered(request=str(request)):
                 yield request
             case ComparisonOrdered(request=str(request)) | MeasurementOrdered(request=str(request)):
                 asked[row.id] = request
@@ -216,10 +262,24 @@ def _answers(rows: Rows) -> Iterator[str]:
                 pass
 
 
+def _withdrawn(rows: Rows) -> Iterator[str]:
+    """Yield the requests whose order was refused, in its time, since it would have been too late."""
+    asked: dict[str, str] = {}
+    for row in rows:
+        match row.data:
+            case WakeOrdered(request=str(request)) | StartOrdered(request=str(request)):
+                asked[row.id] = request
+            case OrderRefused(order=str(order), code=Reason.DEADLINE_UNREACHABLE) if order in asked:
+                yield asked[order]
+            case _:
+                pass
+        asked.pop(closes(row.data), None)
+
+
 def _way(data: Data | None) -> tuple[str, bool] | None:
     """Return the target of a decision that has an opposite, and which way it goes; a freeze is exempt."""
     match data:
-        case StartOrdered(target=target) | WakeOrdered(target=target):
+        case StartOrdered(target=target) | WakeOrdered(target=target) | PrewarmOrdered(target=target):
             return target, True
         case DrainOrdered(target=target) | SleepOrdered(target=target):
             return target, False
@@ -231,27 +291,13 @@ def _way(data: Data | None) -> tuple[str, bool] | None:
             return _episode(data)
 
 
-def _ended(data: Data | None) -> str:
-    """Return the instance that has no process any more, from here on."""
-    match data:
-        case InstanceChanged(instance=name, to_state=State.ABSENT | State.FAILED):
-            return name
-        case OrderFailed(instance=name, state=State.ABSENT | State.FAILED):
-            return name
-        case OrderExpired(kind="start_ordered", target=target):
-            return target.partition("/")[2]
-        case _:
-            return ""
-
-
 def _clashes(order: Order, opened: Iterable[Order]) -> Iterator[str]:
     for other in opened:
         if other.target == order.target:
             yield f"has the target of an open {other.TYPE}"
         elif _instance(other) == _instance(order) is not None and _lives(other) is not _lives(order):
-            late = isinstance(order, RollbackOrdered)  # what has to be undone waits in its own lane
-            if not late:
-                yield f"is about the instance of an open {other.TYPE}"
+            leaving = isinstance(order, RollbackOrdered) or isinstance(other, RetireOrdered)  # it has its own lane
+            yield from () if leaving else (f"is about the instance of an open {other.TYPE}",)
 
 
 def _instance(order: Order) -> str | None:
@@ -260,15 +306,6 @@ def _instance(order: Order) -> str | None:
 
 def _lives(order: Order) -> bool:
     return order.target.startswith("instance/")
-
-
-def _closes(data: Data | None) -> str:
-    """Return the order that a row ends."""
-    match data:
-        case Outcome(order=str(order), done=True) | OrderExpired(order=order):
-            return order
-        case _:
-            return ""
 
 
 def _on(row: Row, node: str) -> bool:
@@ -302,10 +339,10 @@ def _episode(data: Data | None) -> tuple[str, bool] | None:
             return None
 
 
-REQUESTS = (InjectionRequested, OrderRequested, ComparisonRequested, ChangeRequested)
+REQUESTS = (InjectionRequested, RollbackRequested, OrderRequested, DrainRequested, ComparisonRequested, ChangeRequested)
 
 RULES: tuple[Rule, ...] = (
-    *(in_order, answered, steady, reachable, fitting, single, ended, timely, episodes),
+    *(in_order, answered, steady, reachable, fitting, serial, paced, single, ended, kept, apart, timely, episodes),
     *(missed, carried),
 )
 """Every rule, in the order in which complaints are told."""

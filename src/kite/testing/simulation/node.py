@@ -7,6 +7,7 @@ from random import Random
 from uuid import UUID, uuid5
 
 from kite.testing.simulation.agenda import Agenda
+from kite.testing.simulation.drift import Watcher
 from kite.testing.simulation.engine import Memory
 from kite.testing.simulation.lines import Event, Line, Outlet, Taker
 from kite.testing.simulation.upcycle import Guard, Upcycle
@@ -15,7 +16,8 @@ from kite.testing.simulation.yoco import LIVING, Instance, Yoco
 from kite_schemas.arbitration import TransportChanged
 from kite_schemas.model import Data
 from kite_schemas.telemetry import DeviceWindow, FragmentationSource, InstanceWindow, Window
-from kite_schemas.yoco import ChannelSampled, Device, NodeRegistered, SleepMode
+from kite_schemas.upcycle import ResidentsSet
+from kite_schemas.yoco import ChannelSampled, Device, Found, NodeRegistered
 
 SPACE = UUID("00000000-0000-4000-8000-0000000051a1")
 """Ids of a simulation are derived in it."""
@@ -25,6 +27,9 @@ INTERVAL_US, JITTER_US, HELD_US = 100_000, 2_000, 4_000
 
 CHANNEL_US = 5_000_000
 """Distance of two reports about the channel."""
+
+KEPT_US = 6_000_000
+"""So long after the death of their yoco processes wait for the next one; then they are ended."""
 
 
 @dataclass(slots=True)
@@ -50,12 +55,15 @@ class Node:
     workers: dict[str, Worker] = field(default_factory=dict[str, Worker])
     _said: "count[int]" = field(default_factory=count)
     _closed_us: int = 0
+    watcher: Watcher = field(init=False)
 
     def __post_init__(self) -> None:
         tasks = {"yoco": self.yoco.tasks(), "upcycle": self.upcycle.tasks(), "guard": self.guard.tasks()}
         for service, table in tasks.items():
             self.workers[service] = Worker(self.agenda, partial(self._publish, service), table)
             self.workers[service].up = False
+        upcycle, say = self.upcycle, partial(self.say, "upcycle")
+        self.watcher = Watcher(upcycle.agenda, upcycle.engines, upcycle.store, say, lambda: self.workers["upcycle"].up)
 
     @property
     def boot(self) -> str:
@@ -63,14 +71,16 @@ class Node:
         return str(uuid5(SPACE, f"{self.id}/boot/{self.boots}"))
 
     def begin(self) -> None:
-        """Start: take up the orders of the life before, register, and send windows from 1 on."""
+        """Start: find what runs, take up the orders of the life before, register, and send windows from 1 on."""
         self.up = True
         self.boots += 1
         self.seq = 0
         self.outlet.begin()
+        found = self.yoco.adopt()
         for worker in self.workers.values():
-            worker.start()
-        self.say("yoco", f"node/{self.id}", self._registration())
+            if not worker.up:
+                worker.start()
+        self.say("yoco", f"node/{self.id}", self._registration(found))
         self._closed_us = self.agenda.now_us
         self.agenda.after(self.interval_us, partial(self._beat, self.boots))
         self.agenda.after(CHANNEL_US, partial(self._report, self.boots))
@@ -83,6 +93,17 @@ class Node:
         for fact in self.yoco.close() if farewell else ():
             self.say("yoco", f"instance/{fact.instance}", fact)
         self.yoco.forget()
+
+    def fall(self) -> None:
+        """Let the yoco end by itself; its processes go on, as do upcycle and guard."""
+        self.up = False
+        self.workers["yoco"].stop()
+        self.agenda.after(KEPT_US, partial(self._give_up, self.boots))
+
+    def _give_up(self, boots: int) -> None:
+        """End the processes of which nobody took care in time."""
+        if not self.up and boots == self.boots:
+            self.yoco.forget()
 
     def kill(self, instance: Instance) -> None:
         """Let a process end by itself; an order in hand notices for itself, and says so as its outcome."""
@@ -98,6 +119,8 @@ class Node:
         if isinstance(event.data, TransportChanged):
             if self.up:
                 self.outlet.switch(event.data, self.boot)
+        elif isinstance(event.data, ResidentsSet):
+            self.watcher.tell(event.id, event.data)
         else:
             self.workers[service].take(event)
 
@@ -150,14 +173,16 @@ class Node:
             return InstanceWindow(id=instance.id)
         return engine.window(self.rng.randrange(self.interval_us))
 
-    def _registration(self) -> NodeRegistered:
+    def _registration(self, found: tuple[Found, ...]) -> NodeRegistered:
         devices = tuple(Device(id=memory.id, kind="gpu", memory_bytes=memory.total_bytes) for memory in self.memories)
         return NodeRegistered(
             node=self.id,
             boot=self.boot,
             devices=devices,
             memory_bytes=sum(memory.total_bytes for memory in self.memories),
-            sleep_modes=(SleepMode.PAUSED,),
+            sleep_modes=self.yoco.modes,
+            instances=found,
+            engines=(self.yoco.offer(),),
         )
 
 

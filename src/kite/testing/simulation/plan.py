@@ -16,8 +16,23 @@ LOSS_PPM = 120_000
 """The loss at which decisions once went wrong."""
 
 CALM_LOSS_PPM = 2_000
-EXPIRIES_S = {"verify": 5, "blend": 8, "load": 6, "start": 20, "wake": 5, "drain": 15, "sleep": 6, "compare": 5}
+EXPIRIES_S = {
+    "verify": 5,
+    "blend": 8,
+    "load": 6,
+    "compare": 5,
+    "start": 20,
+    "prewarm": 20,
+    "wake": 5,
+    "drain": 15,
+    "sleep": 6,
+    "retire": 6,
+    "delete": 5,
+}
 """Orders take less time than real ones, and their time is over sooner."""
+
+RETAINED_PPM = 5
+"""So little on average of a week that a run of two minutes crosses it, when some versions have been released."""
 
 CHANNEL_LIMITS = (
     "arbitration.fragmentation_max_ppm",
@@ -37,6 +52,12 @@ class Plan:
     nodes: int = 3
     ready: int = 2
     standbys: int = 1
+    prewarmed: int = 0
+    standby_mode: SleepMode = SleepMode.PAUSED
+    modes: tuple[SleepMode, ...] = (SleepMode.PAUSED,)
+    adopting_ppm: int = 500_000
+    """Share of the restarts in which the yoco alone ends, and finds its processes running."""
+
     devices: int = 2
     device_bytes: int = 48 * GIB
     process_bytes: int = 14 * GIB
@@ -76,6 +97,9 @@ def plan_of(seed: int, seconds: int = SECONDS) -> Plan:
         channel=rng.choice((True, True, False)),
         concurrency_max=rng.choice((60, 90)),
         injection_rate_max_milli=rng.choice((4_000, 8_000, 20_000)),
+        prewarmed=rng.choice((0, 1, 1, 2)),
+        standby_mode=rng.choice((SleepMode.PAUSED, SleepMode.PAUSED, SleepMode.L1)),
+        modes=rng.choice(((SleepMode.PAUSED,), tuple(SleepMode), (SleepMode.L1,))),
     )
 
 
@@ -110,7 +134,8 @@ def pool_of(plan: Plan, node: str, base: str) -> Pool:
         spec=spec,
         ready=plan.ready,
         standbys=plan.standbys,
-        standby_mode=SleepMode.PAUSED,
+        standby_mode=plan.standby_mode,
+        prewarmed=plan.prewarmed,
     )
 
 
@@ -127,6 +152,12 @@ def changes(plan: Plan) -> tuple[Change, ...]:
         "arbitration.idle_us": 8 * US_PER_S,
         "yoco.start_backoff_us": US_PER_S,
         "yoco.start_backoff_max_us": 20 * US_PER_S,
+        "yoco.prewarm_interval_us": 12 * US_PER_S,
+        "yoco.prewarm_interval_critical_us": 6 * US_PER_S,
+        "yoco.quarantine_us": 5 * US_PER_S,
+        "upcycle.retention_us": 8 * US_PER_S,
+        "upcycle.retained_share_max_ppm": RETAINED_PPM,
+        "upcycle.drift_interval_us": 2 * US_PER_S,
         "guard.enabled": plan.guard,
         "guard.interval_us": 10 * US_PER_S,
         "guard.freeze_us": 5 * US_PER_S,

@@ -6,8 +6,10 @@ from functools import partial
 from random import Random
 
 from kite.clock import US_PER_S
+from kite.testing.simulation.engine import STRANGER
 from kite.testing.simulation.node import Node
 from kite.testing.simulation.world import World
+from kite_schemas.model import PPM
 
 QUIET_US = 6 * US_PER_S
 """The fleet comes up before anything goes wrong."""
@@ -38,6 +40,8 @@ class Trouble:
             self._slow,
             self._lag,
             self._part,
+            self._meddle,
+            self._damage,
         )
         for _ in range(plan.troubles):
             self.world.agenda.after(self._moment(), self.rng.choice(kinds))
@@ -56,10 +60,16 @@ class Trouble:
         return self.world.nodes[self.rng.choice(sorted(self.world.nodes))]
 
     def _restart(self) -> None:
-        """A node ends, as told to or not, and comes back: sometimes soon, sometimes after it was called lost."""
+        """A node ends, as told to or not, and comes back: sometimes soon, sometimes after it was called lost.
+
+        Sometimes it is its yoco alone that ends, and finds what still runs.
+        """
         node = self._node()
         if node.up:
-            node.end(farewell=self.rng.choice((True, False)))
+            if self.rng.randrange(PPM) < self.world.plan.adopting_ppm:
+                node.fall()
+            else:
+                node.end(farewell=self.rng.choice((True, False)))
             self.world.agenda.after(self._span(300_000, 9 * US_PER_S), node.begin)
 
     def _die(self) -> None:
@@ -111,6 +121,22 @@ class Trouble:
     def _part(self) -> None:
         """Instances that should answer alike do not."""
         self._until(self._span(3 * US_PER_S, 12 * US_PER_S), partial(setattr, self.world.conflict, "on"))
+
+    def _meddle(self) -> None:
+        """Somebody loads into an engine, or takes from it, by hand."""
+        living = [one.engine for one in self._node().yoco.living() if one.engine is not None]
+        if not living:
+            return
+        engine = self.rng.choice(living)
+        if engine.versions and self.rng.choice((True, False)):
+            engine.unload(self.rng.choice(engine.versions))
+        elif STRANGER not in engine.versions:
+            engine.load(STRANGER, self.world.agenda.now_us)
+
+    def _damage(self) -> None:
+        """The files of a version are gone."""
+        if self.world.store.digests:
+            self.world.store.digests.discard(self.rng.choice(sorted(self.world.store.digests)))
 
     def _until(self, us: int, switch: Callable[[bool], None]) -> None:
         switch(True)

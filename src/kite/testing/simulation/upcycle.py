@@ -1,6 +1,6 @@
 """The simulated upcycle and guard of a node: adapters verified, blended, loaded and proven; instances compared."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from hashlib import sha256
 
@@ -20,14 +20,21 @@ from kite_schemas.proof import EffectMissing, EffectProven, Missing
 from kite_schemas.upcycle import (
     AdapterRefused,
     AdapterVerified,
+    BlendDeleted,
     BlendFailed,
     BlendLoaded,
     BlendStored,
+    BlendUnloaded,
+    DeleteFailed,
+    DeleteOrdered,
     EffectPrint,
     InjectionAdmitted,
     LoadFailed,
     LoadOrdered,
+    RebuildOrdered,
     Resident,
+    RetireFailed,
+    RetireOrdered,
     RollbackFailed,
     RollbackOrdered,
     RolledBack,
@@ -37,6 +44,7 @@ from kite_schemas.upcycle import (
 from kite_schemas.why import Outcome
 
 VERIFY_US, BLEND_US, LOAD_US, PROVE_US, UNLOAD_US, COMPARE_US = 20_000, 120_000, 25_000, 40_000, 10_000, 90_000
+DRAIN_US, SIZE_BYTES = 300_000, 81_000_000
 SHIFTED_MICRONATS = 400_000
 DISTANCE_MICRONATS = 90_000
 REFUSED, WITHOUT_EFFECT = "refused", "without-effect"
@@ -63,16 +71,24 @@ def proven(instance: str, resident: Resident) -> EffectProven:
 
 @dataclass(slots=True)
 class Store:
-    """The store of the whole fleet: which versions have no effect."""
+    """The store of the whole fleet: which versions have no effect, which are there, and which ever were.
+
+    `torn` lists those that were deleted while an engine knew them: a real one ends of that, sooner or later.
+    """
 
     without_effect: set[str] = field(default_factory=set[str])
+    digests: set[str] = field(default_factory=set[str])
+    versions: set[str] = field(default_factory=set[str])
+    torn: list[str] = field(default_factory=list[str])
 
-    def put(self, order: InjectionAdmitted) -> tuple[Resident, str]:
+    def put(self, order: InjectionAdmitted | RebuildOrdered) -> tuple[Resident, str]:
         """Store the blend of an admission; a second time, the same version is found there."""
         found = digest(order.model_dump_json(include={"blend", "members", "base_weight_ppm"}))
         version = f"{order.blend}@{found[:12]}"
         if any(member.adapter.name.startswith(WITHOUT_EFFECT) for member in order.members):
             self.without_effect.add(version)
+        self.digests.add(found)
+        self.versions.add(version)
         return Resident(blend=order.blend, version=version, path=f"store/sha256/{found}"), found
 
 
@@ -92,6 +108,9 @@ class Upcycle:
             InjectionAdmitted: Task(self._blend, _blend_failed),
             LoadOrdered: Task(self._load, _load_failed),
             RollbackOrdered: Task(self._roll_back, _rollback_failed),
+            RetireOrdered: Task(self._retire, _retire_failed),
+            DeleteOrdered: Task(self._delete, _delete_failed),
+            RebuildOrdered: Task(self._blend, _blend_failed),
         }
 
     def _verify(self, order: VerificationOrdered) -> Run:
@@ -107,7 +126,7 @@ class Upcycle:
             duration_us=took_us,
         )
 
-    def _blend(self, order: InjectionAdmitted) -> Run:
+    def _blend(self, order: InjectionAdmitted | RebuildOrdered) -> Run:
         yield (took_us := self.chance.about(BLEND_US))
         if self.chance.bad():
             raise Trouble("blend", "rank_exceeded")
@@ -120,6 +139,7 @@ class Upcycle:
             rank=8,
             residual_ppm=0,
             share_ppm=5_000,
+            size_bytes=SIZE_BYTES,
             duration_us=took_us,
         )
 
@@ -129,6 +149,8 @@ class Upcycle:
         yield self.chance.about(LOAD_US)
         engine = self._engine(order.endpoint)
         if version not in engine.versions:
+            if order.resident.path.rpartition("/")[2] not in self.store.digests:
+                raise Trouble("check", "missing_path")
             if self.chance.bad():
                 raise Trouble("load", "engine_refused")
             if not engine.load(version, self.agenda.now_us):
@@ -144,6 +166,27 @@ class Upcycle:
         yield self.chance.about(UNLOAD_US)
         self._engine(order.endpoint).unload(order.version)
         return RolledBack(request=order.request, instance=order.instance, version=order.version)
+
+    def _retire(self, order: RetireOrdered) -> Run:
+        """Take the name away, then wait until nobody uses it."""
+        self._engine(order.endpoint).unload(order.version)
+        yield (took_us := self.chance.about(DRAIN_US))
+        _ = self._engine(order.endpoint)
+        if self.chance.bad():
+            raise Trouble("drain", "in_use")
+        return BlendUnloaded(instance=order.instance, version=order.version, duration_us=took_us)
+
+    def _delete(self, order: DeleteOrdered) -> Run:
+        """Delete a version. One that an engine lists still is deleted too, as a store would; it is noted."""
+        yield self.chance.about(UNLOAD_US)
+        if self.chance.bad():
+            raise Trouble("delete", "store_unusable")
+        self.store.torn += (f"{order.version} on {e.instance}" for e in self._knowing(order.version))
+        self.store.digests.discard(order.digest)
+        return BlendDeleted(version=order.version, digest=order.digest, freed_bytes=SIZE_BYTES)
+
+    def _knowing(self, version: str) -> Iterator[Engine]:
+        return (engine for engine in self.engines.values() if engine.alive and version in engine.versions)
 
     def _engine(self, endpoint: str) -> Engine:
         """Return the process that listens there. Raises Trouble."""
@@ -212,7 +255,7 @@ def _refused(order: VerificationOrdered, trouble: Trouble) -> Outcome:
     return AdapterRefused(request=order.request, adapter=order.adapter, violations=(broken,), total=1, duration_us=1)
 
 
-def _blend_failed(order: InjectionAdmitted, trouble: Trouble) -> Outcome:
+def _blend_failed(order: InjectionAdmitted | RebuildOrdered, trouble: Trouble) -> Outcome:
     return BlendFailed(request=order.request, code=trouble.code, message=trouble.message, duration_us=1)
 
 
@@ -234,6 +277,14 @@ def _rollback_failed(order: RollbackOrdered, trouble: Trouble) -> Outcome:
         code=trouble.code,
         message=trouble.message,
     )
+
+
+def _retire_failed(order: RetireOrdered, trouble: Trouble) -> Outcome:
+    return RetireFailed(instance=order.instance, version=order.version, code=trouble.code, message=trouble.message)
+
+
+def _delete_failed(order: DeleteOrdered, trouble: Trouble) -> Outcome:
+    return DeleteFailed(version=order.version, digest=order.digest, code=trouble.code, message=trouble.message)
 
 
 def _comparison_failed(order: ComparisonOrdered, trouble: Trouble) -> Outcome:

@@ -150,7 +150,7 @@ class World:
             line=self.facts,
             take=self._take,
             outlet=Outlet(self.agenda, self._random(f"outlet/{name}"), self._hear, loss_ppm=loss_ppm),
-            yoco=Yoco(name, self.agenda, self.chance, memories, self.engines, self._ports),
+            yoco=Yoco(name, self.agenda, self.chance, memories, self.engines, self._ports, self.plan.modes),
             upcycle=Upcycle(self.agenda, self.chance, self.engines, self.store),
             guard=Guard(self.agenda, self.chance, self.engines, self.conflict),
             memories=memories,

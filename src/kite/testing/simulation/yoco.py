@@ -1,4 +1,7 @@
-"""The simulated yoco of a node: instances that start, drain, sleep and wake, on devices whose memory runs out."""
+"""The simulated yoco of a node: instances that start, drain, sleep and wake, on devices whose memory runs out.
+
+Its processes outlive it: a yoco that begins anew finds them, unless a keeper has ended them meanwhile.
+"""
 
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field
@@ -6,21 +9,28 @@ from itertools import count
 
 from kite.testing.simulation.agenda import Agenda
 from kite.testing.simulation.chance import Chance
-from kite.testing.simulation.engine import Engine, Memory
+from kite.testing.simulation.engine import STRANGER, Engine, Memory
 from kite.testing.simulation.upcycle import proven
 from kite.testing.simulation.worker import Run, Task, Tasks, Trouble
-from kite_schemas.upcycle import BlendLoaded
-from kite_schemas.why import Outcome
+from kite_schemas.upcycle import BlendLoaded, Resident
+from kite_schemas.why import Outcome, Reason
 from kite_schemas.yoco import (
+    PATHS,
     SHUTDOWN,
     DrainOrdered,
+    EngineOffer,
+    Found,
     InstanceChanged,
     InstanceOrder,
     InstanceReady,
     OrderFailed,
     OrderRefused,
     Path,
+    PathOffer,
+    PrewarmOrdered,
+    SleepMode,
     SleepOrdered,
+    Source,
     StartOrdered,
     State,
     StopOrdered,
@@ -30,11 +40,22 @@ from kite_schemas.yoco import (
 SPAWN_US, WARM_US = 600_000, 150_000
 """Until a process answers, and until it has given a token; faster than real ones."""
 
+IMPORT_US = 450_000
+"""What a prewarmed process has behind it of the time until it answers."""
+
+WAKE_US: dict[SleepMode, int] = {
+    SleepMode.PAUSED: 6_000,
+    SleepMode.KV: 40_000,
+    SleepMode.L1: 260_000,
+    SleepMode.L2: 500_000,
+}
+"""Until a wake returns, by how the instance slept."""
+
 FAILS_US = 200_000
 """Until a process that gets no memory has ended."""
 
-POLL_US, PAUSE_US, RESUME_US, LOAD_US, PROVE_US = 50_000, 6_000, 6_000, 25_000, 15_000
-STARTABLE = frozenset({State.ABSENT, State.FAILED, State.STARTING, State.WARMING})
+POLL_US, PAUSE_US, LOAD_US, PROVE_US = 50_000, 6_000, 25_000, 15_000
+STARTABLE = frozenset({State.ABSENT, State.FAILED, State.STARTING, State.WARMING, State.PREWARMED})
 LIVING = frozenset({State.READY, State.DRAINING, State.ASLEEP, State.WAKING})
 
 
@@ -45,6 +66,7 @@ class Instance:
     id: str
     state: State = State.ABSENT
     engine: Engine | None = None
+    mode: SleepMode = SleepMode.PAUSED
 
     @property
     def process(self) -> Engine:
@@ -73,12 +95,14 @@ class Yoco:
     memories: Sequence[Memory]
     engines: dict[str, Engine]
     ports: "count[int]"
+    modes: tuple[SleepMode, ...] = (SleepMode.PAUSED,)
     instances: dict[str, Instance] = field(default_factory=dict[str, Instance])
 
     def tasks(self) -> Tasks:
         """Return how each order is carried out."""
         bodies: dict[type[InstanceOrder], Callable[..., Run]] = {
             StartOrdered: self._start,
+            PrewarmOrdered: self._prewarm,
             DrainOrdered: self._drain,
             SleepOrdered: self._sleep,
             WakeOrdered: self._wake,
@@ -95,15 +119,52 @@ class Yoco:
         found = [instance for instance in self.instances.values() if instance.engine is not None]
         return sorted(found, key=lambda instance: instance.id)
 
+    def offer(self) -> EngineOffer:
+        """Return what the engines of the node can do."""
+        wakes = (
+            PathOffer(path=PATHS[mode], mode=mode, expected_us=WAKE_US[mode], source=Source.COMPUTED)
+            for mode in self.modes
+        )
+        start = PathOffer(path=Path.COLD, expected_us=SPAWN_US + WARM_US, source=Source.COMPUTED)
+        return EngineOffer(kind="fake", version="simulated", modes=self.modes, paths=(*wakes, start))
+
+    def adopt(self) -> tuple[Found, ...]:
+        """Return the processes that outlived the yoco before; a step that it was in the middle of is undone."""
+        for instance in self.living():
+            if instance.state is State.WAKING and instance.engine is not None:
+                instance.state, instance.engine.paused = State.ASLEEP, True
+            elif instance.state not in LIVING or instance.engine is None or not instance.engine.alive:
+                instance.end()
+                instance.state = State.ABSENT
+        held = [instance for instance in self.instances.values() if instance.state is State.PREWARMED]
+        return tuple(self._found(instance) for instance in (*self.living(), *held))
+
+    def _found(self, instance: Instance) -> Found:
+        engine = instance.engine
+        return Found(
+            instance=instance.id,
+            pid=1,
+            state=instance.state,
+            endpoint=engine.endpoint if engine else f"http://127.0.0.1:{next(self.ports)}",
+            versions=tuple(name for name in engine.versions if name != STRANGER) if engine else (),
+            mode=instance.mode if instance.state is State.ASLEEP else None,
+            noise_micronats=0,
+        )
+
     def close(self) -> list[InstanceChanged]:
         """End every process, and return the facts that say so."""
-        return [self._changed(instance, State.ABSENT, SHUTDOWN) for instance in self.living()]
+        return [self._changed(instance, State.ABSENT, SHUTDOWN) for instance in self._there()]
 
     def forget(self) -> None:
         """End every process without a word: the machine is gone."""
-        for instance in self.living():
+        for instance in self._there():
             instance.end()
             instance.state = State.ABSENT
+
+    def _there(self) -> list[Instance]:
+        """Return the instances that have a process, with weights or without, by name."""
+        found = [i for i in self.instances.values() if i.engine is not None or i.state is State.PREWARMED]
+        return sorted(found, key=lambda instance: instance.id)
 
     def die(self, instance: Instance) -> InstanceChanged:
         """Let a process end by itself."""
@@ -117,17 +178,32 @@ class Yoco:
             return self._ready(instance, Path.COLD, 0)
         if instance.state not in STARTABLE:
             return _refused(instance)
-        began_us = self.agenda.now_us
+        began_us, prewarmed = self.agenda.now_us, instance.state is State.PREWARMED
         instance.end()
         yield self._changed(instance, State.STARTING, "ordered")
-        yield from self._spawn(instance, order)
+        yield from self._spawn(instance, order, SPAWN_US - IMPORT_US * prewarmed)
         yield self._changed(instance, State.WARMING, "healthy")
         yield self.chance.about(WARM_US)
+        yield from self._hold(instance, order.residents or ())
         _ = instance.process
         instance.state = State.READY
         return self._ready(instance, Path.COLD, began_us)
 
-    def _spawn(self, instance: Instance, order: StartOrdered) -> Generator[int, None, None]:
+    def _prewarm(self, order: PrewarmOrdered) -> Run:
+        """Bring a process as far as without memory of the device."""
+        instance = self.get(order.instance)
+        if instance.state is State.PREWARMED:
+            return self._changed(instance, State.PREWARMED, "held")
+        if instance.state not in STARTABLE:
+            return _refused(instance)
+        instance.end()
+        yield self._changed(instance, State.STARTING, "ordered")
+        yield self.chance.about(IMPORT_US)
+        if self.chance.bad():
+            raise Trouble("prewarm", "engine_died")
+        return self._changed(instance, State.PREWARMED, "held")
+
+    def _spawn(self, instance: Instance, order: StartOrdered, took_us: int) -> Generator[int, None, None]:
         """Give the process its memory and wait until it answers. Raises Trouble with the arithmetic."""
         memory = next(memory for memory in self.memories if memory.id == order.device)
         endpoint = f"http://127.0.0.1:{next(self.ports)}"
@@ -138,7 +214,7 @@ class Yoco:
             raise Trouble("spawn", "out_of_memory", message)
         engine = Engine(instance.id, endpoint, order.spec.served_name, memory, self.chance.rng)
         instance.engine = self.engines[endpoint] = engine
-        yield self.chance.about(SPAWN_US)
+        yield self.chance.about(took_us)
         if self.chance.bad():
             raise Trouble("health", "engine_died")
 
@@ -153,25 +229,47 @@ class Yoco:
 
     def _sleep(self, order: SleepOrdered) -> Run:
         instance = self.get(order.instance)
-        if instance.state is not State.DRAINING:
+        if instance.state not in (State.DRAINING, State.ASLEEP):
             return _refused(instance)
         yield self.chance.about(PAUSE_US)
         if self.chance.bad():
             raise Trouble("pause", "engine_late")
         instance.process.paused = True
+        instance.mode = order.mode
         return self._changed(instance, State.ASLEEP, "paused")
 
     def _wake(self, order: WakeOrdered) -> Run:
         instance = self.get(order.instance)
+        if instance.state is State.READY:
+            return self._ready(instance, order.path, 0)
         if instance.state is not State.ASLEEP:
             return _refused(instance)
+        late = self._late(instance, order)
+        if late is not None:
+            return late
         began_us = self.agenda.now_us
         yield self._changed(instance, State.WAKING, "ordered")
-        yield self.chance.about(RESUME_US)
+        yield self.chance.about(WAKE_US[instance.mode])
         instance.process.paused = False
         if self.chance.bad():
             raise Trouble("resume", "engine_late")
-        for resident in order.residents:
+        yield from self._hold(instance, order.residents)
+        _ = instance.process
+        instance.state = State.READY
+        return self._ready(instance, order.path, began_us)
+
+    def _late(self, instance: Instance, order: WakeOrdered) -> OrderRefused | None:
+        """Refuse what would not be ready in time: only here it is known what has to be loaded."""
+        lacking = sum(resident.version not in instance.process.versions for resident in order.residents)
+        expected_us = WAKE_US[instance.mode] + lacking * LOAD_US + len(order.residents) * PROVE_US
+        if expected_us <= order.deadline_us:
+            return None
+        code, message = Reason.DEADLINE_UNREACHABLE.value, f"{expected_us} us, not {order.deadline_us}"
+        return OrderRefused(instance=instance.id, code=code, message=message, path=order.path, expected_us=expected_us)
+
+    def _hold(self, instance: Instance, residents: Sequence[Resident]) -> Generator[int | Outcome, None, None]:
+        """Load what is lacking of the residents, and prove all of them. Raises Trouble."""
+        for resident in residents:
             if resident.version not in instance.process.versions:
                 yield self.chance.about(LOAD_US)
                 if not instance.process.load(resident.version, self.agenda.now_us):
@@ -179,9 +277,6 @@ class Yoco:
                 yield BlendLoaded(instance=instance.id, version=resident.version, duration_us=LOAD_US)
             yield self.chance.about(PROVE_US)
             yield proven(instance.id, resident)
-        _ = instance.process
-        instance.state = State.READY
-        return self._ready(instance, order.path, began_us)
 
     def _stop(self, order: StopOrdered) -> Run:
         instance = self.get(order.instance)
@@ -222,7 +317,7 @@ class Yoco:
             path=path,
             pid=1,
             endpoint=engine.endpoint,
-            versions=tuple(engine.versions),
+            versions=tuple(resident for resident in engine.versions if resident != STRANGER),
             noise_micronats=0,
             t_wake_us=took_us,
             t_first_token_us=took_us,

@@ -4,7 +4,7 @@ What was found is taken as it is (folds.versions): `fleet.repair` loads what is 
 what is too much.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from kite_arbitrator.rules.draft import Draft, age, seen, why, within
 from kite_arbitrator.rules.v1.closing import base_of
@@ -14,6 +14,7 @@ from kite_arbitrator.state import (
     Standing,
     State,
     Stored,
+    Told,
     claimed,
     current,
     lasting,
@@ -35,27 +36,30 @@ def tell(state: State, row: Row) -> Iterator[Draft]:
     interval_us = current(state).upcycle.drift_interval_us
     if interval_us is None or not isinstance(row.data, Tick):
         return
-    engaged = {order.instance for order in state.orders.values()}
-    for instance in sorted(state.instances.values(), key=lambda i: i.id):
-        ready = instance.state is Life.READY and instance.id not in engaged
-        if not ready or not instance.endpoint or lost_node(state, instance.node):
+    engaged, meant = {order.instance for order in state.orders.values()}, _meant(state)
+    for instance in state.instances.values():
+        if instance.state is not Life.READY or instance.id in engaged or not instance.endpoint:
             continue
-        residents = _expected(state, instance)
-        versions = tuple(resident.version for resident in residents)
-        told = instance.told
-        if told is None or (told.endpoint, told.versions, told.interval_us) != (
-            instance.endpoint,
-            versions,
-            interval_us,
-        ):
-            yield _told(state, row, instance, residents, interval_us)
+        versions = _expected(state, instance, meant.get(instance.base, {}))
+        former = instance.told.id if instance.told else ""
+        said = Told(id=former, endpoint=instance.endpoint, versions=versions, interval_us=interval_us)
+        if said != instance.told and not lost_node(state, instance.node):
+            residents = {**{name: v.resident for name, v in state.versions.items()}, **meant.get(instance.base, {})}
+            yield _told(state, row, instance, tuple(residents[name] for name in versions), interval_us)
 
 
-def _expected(state: State, instance: Instance) -> tuple[Resident, ...]:
-    """Return what an instance should hold, by version: what blends mean, and what else of the store it lists."""
-    meant = {b.resident.version: b.resident for b in state.blends.values() if b.base == instance.base}
-    listed = {name: state.versions[name].resident for name in instance.versions if name in state.versions}
-    return tuple(resident for _, resident in sorted({**listed, **meant}.items()))
+def _meant(state: State) -> dict[str, dict[str, Resident]]:
+    """Return what the blends of each base mean, by version."""
+    found = dict[str, dict[str, Resident]]()
+    for blend in state.blends.values():
+        found.setdefault(blend.base, {})[blend.resident.version] = blend.resident
+    return found
+
+
+def _expected(state: State, instance: Instance, meant: Mapping[str, Resident]) -> tuple[str, ...]:
+    """Return what an instance should hold: what blends mean, and what else of the store it lists."""
+    listed = (name for name in instance.versions if name in state.versions)
+    return tuple(sorted({*listed, *meant}))
 
 
 def _told(state: State, row: Row, instance: Instance, residents: tuple[Resident, ...], interval_us: int) -> Draft:

@@ -4,7 +4,7 @@ A version is retained for a while after another took its place; one is, no more,
 is unwanted. Nothing is taken away or deleted after a gap in the bus: what is not known to be unused stays.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from kite_arbitrator.folds.accounts import counted, limit_bytes, mean_bytes
 from kite_arbitrator.folds.injections import promoted_version
@@ -28,7 +28,7 @@ from kite_arbitrator.state import (
 )
 from kite_schemas.ledger import Tick
 from kite_schemas.upcycle import DeleteOrdered, LoadOrdered, RetireOrdered
-from kite_schemas.why import Reason, RuleValue
+from kite_schemas.why import Fact, Reason, RuleValue
 from kite_schemas.yoco import State as Life
 
 ANSWERING = frozenset({Life.READY, Life.ASLEEP})
@@ -44,11 +44,22 @@ def retire(state: State, row: Row) -> Iterator[Draft]:
     """Take from each instance what it lists and nobody wants there."""
     if not lasting(state) or state.degraded:
         return
-    for _, instance in concerned(state, row):
+    for instance in _concerned(state, row):
         for name in (*instance.versions, *instance.drifted):
             ending = _ending(state, name)
-            if ending is not None and _free(state, instance, name):
+            if ending is not None and not lost_node(state, instance.node) and _free(state, instance, name):
                 yield _retired(state, row, instance, name, ending)
+
+
+def _concerned(state: State, row: Row) -> Iterable[Instance]:
+    """Return the instances that a fact may have changed something for, all of them at a tick: it is when time is up."""
+    match row.data:
+        case Tick():
+            return state.instances.values()
+        case Fact():
+            return (instance for _, instance in concerned(state, row))
+        case _:
+            return ()
 
 
 def _ending(state: State, name: str) -> Ending | None:
