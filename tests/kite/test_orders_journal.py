@@ -146,7 +146,7 @@ def test_a_journal_of_a_later_kite_is_refused_and_left_alone(path: Path) -> None
     alter(path, "PRAGMA user_version = 99")
     with pytest.raises(JournalTooNew, match="schema 99, this version of KITE knows 2"):
         Journal.open(path)
-    alter(path, "PRAGMA user_version = 1")
+    alter(path, "PRAGMA user_version = 2")
     with Journal.open(path) as again:
         assert again.find("o1")
 

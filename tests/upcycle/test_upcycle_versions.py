@@ -21,6 +21,7 @@ from kite_schemas.upcycle import (
     BlendStored,
     BlendUnloaded,
     DeleteFailed,
+    EffectPrint,
     LoadFailed,
     Resident,
     RetireFailed,
@@ -28,7 +29,7 @@ from kite_schemas.upcycle import (
 )
 from kite_upcycle.reader import TENSORS_NAME, digest
 from kite_upcycle.store import Store
-from kite_upcycle.testing.desk import INSTANCE, OUTCOME_S, Desk, working
+from kite_upcycle.testing.desk import INSTANCE, OUTCOME_S, TTL_US, Desk, working
 from kite_upcycle.testing.desk import desk as at_desk
 
 LONG_TOKENS = 256
@@ -142,7 +143,26 @@ async def test_nothing_but_a_version_under_its_own_name_is_deleted(desk: Desk) -
     resident = await desk.stored("named")
     other = resident.model_copy(update={"version": "named@" + "0" * 12})
     assert (await desk.outcome(DeleteFailed, await desk.delete(other))).code == "not_a_version"
+    adapter = desk.adapter("mine")
+    elsewhere = EffectPrint(path=f"{adapter.path}/{TENSORS_NAME}", digest="0" * 64, distance_micronats=1)
+    assert (await desk.outcome(DeleteFailed, await desk.delete(resident, elsewhere))).code == "not_a_version"
+    assert (desk.root / elsewhere.path).is_file()
     assert (desk.root / resident.path).is_dir()
+
+
+async def test_a_restarted_upcycle_asks_the_engines_that_it_was_told_of_before_it_deletes(
+    desk: Desk, fake_server: EngineProcess
+) -> None:
+    assert desk.service is not None
+    resident = await desk.stored("listed")
+    await loaded(desk, resident, fake_server.url)
+    await desk.expect(fake_server.url, interval_us=TTL_US)
+    await desk.drifted(1)
+    desk.service.cancel()
+    await asyncio.gather(desk.service, return_exceptions=True)
+    async with working(desk):
+        assert (await desk.outcome(DeleteFailed, await desk.delete(resident))).code == "in_use"
+        await desk.outcome(BlendUnloaded, await desk.retire(resident.version, fake_server.url))
 
 
 # ------------------------------------------------------------------------------------------------------------ rebuild
@@ -175,8 +195,10 @@ async def test_a_damaged_version_is_computed_again_byte_for_byte(desk: Desk, har
 async def test_members_that_give_another_version_are_no_repair(desk: Desk) -> None:
     stored = await desk.stored("changed")
     other = desk.adapter("other", seed=7)
+    before = sorted((desk.root / "store" / "sha256").iterdir())
     failed = await desk.outcome(BlendFailed, await desk.rebuild(stored.version, (other, 1_000_000)))
     assert failed.code == "differs"
+    assert sorted((desk.root / "store" / "sha256").iterdir()) == before
 
 
 async def test_a_damaged_version_is_not_loaded(desk: Desk, fake_server: EngineProcess) -> None:

@@ -5,11 +5,13 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from kite.proof.prints import place
 from kite_schemas.upcycle import (
     VIOLATIONS_MAX,
     AdapterRefused,
     AdapterVerified,
     BlendStored,
+    DeleteOrdered,
     EffectPrint,
     InjectionAdmitted,
     RebuildOrdered,
@@ -70,6 +72,16 @@ def stored_digest(resident: Resident) -> str | None:
 def resident(name: str, digest: str) -> Resident:
     """Return a stored version of a blend as instances hold it; it has no print before its first proof."""
     return Resident(blend=name, version=served_name(name, digest), path=f"{STORE}/sha256/{digest}")
+
+
+def deletable(order: DeleteOrdered) -> bool:
+    """Say whether an order names a version of the store under its own name, and a print where prints lie.
+
+    Nothing else below the adapter root is ever deleted.
+    """
+    own = resident(order.blend, order.digest).version == order.version
+    seen = order.effect_print
+    return own and (seen is None or seen.path == place(seen.digest))
 
 
 def limits(order: VerificationOrdered) -> Limits:

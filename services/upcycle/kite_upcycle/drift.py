@@ -111,6 +111,10 @@ class Drift:
             self._said.pop(oldest := next(iter(self._expected)), None)
             del self._expected[oldest]
 
+    def endpoints(self) -> set[str]:
+        """Return the addresses of the instances that were told of."""
+        return {expected.said.endpoint for expected in self._expected.values()}
+
     async def run(self, report: Report) -> None:
         """Look at each instance when its interval has passed, for ever."""
         while True:
@@ -123,8 +127,9 @@ class Drift:
             if mono_us() - expected.looked_us < expected.said.interval_us and expected.looked_us:
                 continue
             found = await self._found(expected)
-            if found is None or self._expected.get(name) is not expected:
-                continue
+            stale = self._expected.get(name) is not expected or self._engines.busy(expected.said.endpoint)
+            if found is None or stale:
+                continue  # an order began while it was looked at
             self._expected[name] = replace(expected, looked_us=mono_us())
             await self._tell(found, report)
 

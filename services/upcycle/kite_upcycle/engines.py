@@ -1,7 +1,7 @@
 """The clients of a node's engines, shared by what works on them."""
 
 from collections import Counter
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Collection
 from contextlib import asynccontextmanager, suppress
 from types import TracebackType
 from typing import Self
@@ -43,12 +43,12 @@ class Engines:
             idle = [name for name in self._open if not self._lent[name]]
             await self._close(idle[: max(0, len(self._open) - ENGINES_MAX)])
 
-    async def holding(self, version: str) -> str | None:
-        """Return an endpoint whose engine lists or uses a version, None when none of those that are known does.
+    async def holding(self, version: str, others: Collection[str]) -> str | None:
+        """Return an endpoint whose engine lists or uses a version, None when none does of those known and the others.
 
         One that does not answer holds nothing that a request could reach.
         """
-        for endpoint in list(self._open):
+        for endpoint in dict.fromkeys((*self._open, *others)):
             async with self.lend(endpoint) as engine:
                 with suppress(EngineUnreachable):
                     if version in await engine.models() or await engine.in_use(version):

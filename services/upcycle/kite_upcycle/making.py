@@ -1,7 +1,7 @@
 """What is done with files: adapters verified, blends computed, stored, computed again and deleted."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
@@ -59,11 +59,13 @@ class Bases:
 class Making:
     """The handlers that work on the adapter root and the store; long computations take turns."""
 
-    def __init__(self, settings: Settings, engines: Engines) -> None:
+    def __init__(self, settings: Settings, engines: Engines, endpoints: Callable[[], Collection[str]]) -> None:
+        """`endpoints` are those of the node's instances that the arbitrator last told of."""
         self._root = settings.adapters
         self._store = settings.store
         self._device: Device = settings.device
         self._engines = engines
+        self._endpoints = endpoints
         self._bases = Bases()
         self._turn = asyncio.Lock()
 
@@ -102,8 +104,6 @@ class Making:
         base = await self._in_turn(partial(self._bases.get, order.base))
         stage("blend")
         version = await self._in_turn(partial(self._put_again, order, base))
-        if core.resident(order.blend, version.digest).version != order.version:
-            raise RebuiltOtherwise(order.version, version.digest)
         return core.stored(order, version, base, clock.mono_us() - began_us)
 
     async def delete(self, received: Received[DeleteOrdered], emit: Emit) -> BlendDeleted:
@@ -113,10 +113,10 @@ class Making:
         """
         del emit
         order = received.data
-        if core.resident(order.blend, order.digest).version != order.version:
+        if not core.deletable(order):
             raise NotAVersion(core.resident(order.blend, order.digest))
         stage("list")
-        where = await self._engines.holding(order.version)
+        where = await self._engines.holding(order.version, self._endpoints())
         if where is not None:
             raise StillUsed(order.version, where)
         stage("delete")
@@ -140,7 +140,11 @@ class Making:
         return self._with_store(lambda store: store.put(self._builder(order, base)))
 
     def _put_again(self, order: RebuildOrdered, base: Base) -> Version:
-        return self._with_store(lambda store: store.restore(self._builder(order, base)))
+        def is_it(digest: str) -> None:
+            if core.resident(order.blend, digest).version != order.version:
+                raise RebuiltOtherwise(order.version, digest)
+
+        return self._with_store(lambda store: store.restore(self._builder(order, base), is_it))
 
     def _builder(self, order: InjectionAdmitted | RebuildOrdered, base: Base) -> Callable[[Path], Manifest]:
         def build(folder: Path) -> Manifest:

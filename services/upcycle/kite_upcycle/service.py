@@ -66,9 +66,9 @@ async def serve(settings: Settings) -> None:
     name = f"{SERVICE}-{settings.node}"
     async with await Bus.connect(settings.nats_url, name, signer=settings.signer()) as bus, Engines() as engines:
         watched = Channel(settings.node, Shifts(engines, probes.default().prompts))
-        making = Making(settings, engines)
-        holding = Holding(making, engines, probes.default(), watched, settings.adapters)
         drift = Drift(engines, settings.store)
+        making = Making(settings, engines, drift.endpoints)
+        holding = Holding(making, engines, probes.default(), watched, settings.adapters)
         await making.warm()
         worker = Worker(
             bus=bus,

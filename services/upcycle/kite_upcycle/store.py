@@ -171,12 +171,24 @@ class Store:
             raise StoreDamaged(path, f"its content is {found}")
         return Version(address, path, manifest)
 
-    def restore(self, build: Callable[[Path], Manifest]) -> Version:
-        """Store what `build` makes, as `put` does, in place of a version of the same content that is damaged."""
+    def restore(self, build: Callable[[Path], Manifest], check: Callable[[str], None]) -> Version:
+        """Store what `build` makes, as `put` does, in place of a version of the same content that is damaged.
+
+        `check` is given its digest before anything is replaced, and raises when it is not the one that is wanted.
+        """
+        try:
+            return self._restored(build, check)
+        except OSError as error:
+            if error.errno in _FULL:
+                raise StoreFull(self._root, shutil.disk_usage(self._root).free) from error
+            raise
+
+    def _restored(self, build: Callable[[Path], Manifest], check: Callable[[str], None]) -> Version:
         with self._fresh() as folder:
             manifest = build(folder)
             self._seal(folder, manifest)
             address = digest(folder)
+            check(address)
             try:
                 return self.check(address)
             except (MissingPath, StoreDamaged):

@@ -97,6 +97,11 @@ def sides(recorded: Position) -> tuple[Distribution, Distribution]:
     return distribution(recorded.tokens, recorded.base), distribution(recorded.tokens, recorded.blend)
 
 
+def place(digest: str) -> str:
+    """Return where the print of a digest lies, below the adapter root."""
+    return f"{FOLDER}/{digest}.json"
+
+
 def record(root: Path, made: Print) -> EffectPrint:
     """Write a print below the adapter root, complete or not at all, and return the reference. Raises PrintUnwritable.
 
@@ -104,7 +109,7 @@ def record(root: Path, made: Print) -> EffectPrint:
     """
     content = canonical(made)
     digest = sha256(content).hexdigest()
-    reference = EffectPrint(path=f"{FOLDER}/{digest}.json", digest=digest, distance_micronats=made.distance_micronats)
+    reference = EffectPrint(path=place(digest), digest=digest, distance_micronats=made.distance_micronats)
     path = root / reference.path
     try:
         write(path, content)
