@@ -90,10 +90,11 @@ def counted(seed: int) -> tuple[list[str], Counter[str]]:
     return [told(history, found)] if found else [], happened
 
 
-def _marks(history: History) -> list[str]:  # noqa: C901 # one arm a type of row: simpler than a table of lambdas
+def _marks(history: History) -> list[str]:
     """Return more of what happened than types tell."""
     marks: list[str] = ["agents.answered"] * sum(agent.answered for agent in history.world.agents[:10])
     marks += ["orders.resumed" for begun in history.world.begun() if begun.attempt > 1]
+    marks += [mark for row in history.rows for mark in _version_marks(row)]
     for row in history.rows:
         match row.data:
             case PressureChanged(on=on):
@@ -102,12 +103,6 @@ def _marks(history: History) -> list[str]:  # noqa: C901 # one arm a type of row
                 marks.append("channel.yoco")
             case TransportChanged(transport=Transport.RELIABLE):
                 marks.append("transport.reliable")
-            case InjectionClosed(outcome=outcome, why=why):
-                marks += [f"closed.{outcome}", f"closed.{why.reason}"]
-            case RollbackClosed(outcome=outcome):
-                marks.append(f"returned.{outcome}")
-            case RetireOrdered(why=why) | DeleteOrdered(why=why):
-                marks.append(f"{row.type.split('.')[2]}.{why.reason}")
             case Held(why=why):
                 marks.append(f"held.{why.reason}")
             case NodeRegistered(instances=found):
@@ -119,6 +114,18 @@ def _marks(history: History) -> list[str]:  # noqa: C901 # one arm a type of row
             case _:
                 pass
     return marks
+
+
+def _version_marks(row: Row) -> list[str]:
+    match row.data:
+        case InjectionClosed(outcome=outcome, why=why):
+            return [f"closed.{outcome}", f"closed.{why.reason}"]
+        case RollbackClosed(outcome=outcome):
+            return [f"returned.{outcome}"]
+        case RetireOrdered(why=why) | DeleteOrdered(why=why):
+            return [f"{row.type.split('.')[2]}.{why.reason}"]
+        case _:
+            return []
 
 
 @pytest.mark.parametrize("seed", seeds())

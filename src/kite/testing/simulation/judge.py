@@ -138,16 +138,19 @@ def fitting(rows: Rows) -> Iterator[str]:
 
 
 def serial(rows: Rows) -> Iterator[str]:
-    """On one device one instance at a time starts or wakes."""
+    """On one device one instance at a time starts or wakes, on nodes that say what their engines can do."""
+    offering: set[str] = set()
     places: dict[str, tuple[str, str]] = {}
     opened: dict[str, tuple[str, str]] = {}
     for row in rows:
         match row.data:
+            case NodeRegistered(node=node, engines=engines) if engines:
+                offering.add(node)
             case StartOrdered() | PrewarmOrdered():
                 places[row.data.instance] = row.data.node, row.data.device
             case _:
                 pass
-        if isinstance(row.data, StartOrdered | WakeOrdered):
+        if isinstance(row.data, StartOrdered | WakeOrdered) and row.data.node in offering:
             place = places.get(row.data.instance, (row.data.node, ""))
             if place in opened.values():
                 yield f"{named(row)} comes while another one starts or wakes on {place[1]}"

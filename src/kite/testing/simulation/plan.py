@@ -31,8 +31,8 @@ EXPIRIES_S = {
 }
 """Orders take less time than real ones, and their time is over sooner."""
 
-RETAINED_PPM = 5
-"""So little on average of a week that a run of two minutes crosses it, when some versions have been released."""
+RETAINED_PPM = 1
+"""So little on average of a week that one version crosses it in half a minute."""
 
 CHANNEL_LIMITS = (
     "arbitration.fragmentation_max_ppm",

@@ -44,7 +44,10 @@ from kite_schemas.upcycle import (
 from kite_schemas.why import Outcome
 
 VERIFY_US, BLEND_US, LOAD_US, PROVE_US, UNLOAD_US, COMPARE_US = 20_000, 120_000, 25_000, 40_000, 10_000, 90_000
-DRAIN_US, SIZE_BYTES = 300_000, 81_000_000
+DRAIN_US = 300_000
+SIZE_BYTES = 2_000_000_000
+"""What a version's files take: so much that a run of two minutes has to clean up."""
+
 SHIFTED_MICRONATS = 400_000
 DISTANCE_MICRONATS = 90_000
 REFUSED, WITHOUT_EFFECT = "refused", "without-effect"
