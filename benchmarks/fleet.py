@@ -23,7 +23,7 @@ from kite_arbitrator import core, pace, shipped
 from kite_arbitrator.routing import destination
 from kite_arbitrator.state import Row, State
 from kite_schemas.ledger import Created, Tick
-from kite_schemas.model import Data
+from kite_schemas.model import PPM, Data
 from kite_schemas.policy import ChangeRequested
 from kite_schemas.telemetry import Window
 
@@ -32,6 +32,13 @@ ORIGIN = Origin("kite/load/bench", "load@0")
 WARM_S = 15.0  # all instances of the fleet start, the standbys fall asleep, the first blends are promoted
 LEADING_S = 30.0
 LOOK_US = 100_000  # how often the pace of the ticks is looked at, at least
+UNMOVED = {
+    "arbitration.fragmentation_max_ppm": PPM,
+    "arbitration.hit_rate_min_ppm": 0,
+    "arbitration.latency_sigma_max_us": 3_600_000_000,
+}
+"""Limits that only a benchmark's own load would cross, out of its way."""
+
 SETTINGS = {"arbitration.concurrency_max": 8, "arbitration.injection_rate_max_milli": 60_000}
 
 Answered: TypeAlias = tuple[int, str, str, Data]

@@ -28,7 +28,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, cast
 
-from fleet import quantile, say
+from fleet import UNMOVED, quantile, say
 
 from kite.errors import KiteError
 from kite.ledger import Reader
@@ -44,11 +44,6 @@ from kite_schemas.upcycle import Ending
 from kite_schemas.yoco import InstanceReady, WakeOrdered
 
 US_PER_MS = 1_000
-UNMOVED = {
-    "arbitration.fragmentation_max_ppm": PPM,
-    "arbitration.hit_rate_min_ppm": 0,
-    "arbitration.latency_sigma_max_us": 3_600_000_000,
-}
 WEIGHT_PPM = 600_000
 WOKEN = re.compile(r"t_first_token_us=(\d+) engine_us=(\d+) event=woken")
 """yoco's log line of a wake: its own time, and how long requests to the engine were under way in it."""

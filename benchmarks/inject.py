@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import cast
 
 import httpx
-from fleet import quantile, say
+from fleet import UNMOVED, quantile, say
 
 from kite.clock import US_PER_S, mono_us
 from kite.errors import KiteError
@@ -52,12 +52,6 @@ PROMPT_TOKENS = range(100, 116)
 REQUEST_S = 60.0
 BEFORE_S = 5.0  # how long tokens are timed before the first swap
 RATE_MIN = 5  # requests a second that the load must come to
-UNMOVED = {
-    "arbitration.fragmentation_max_ppm": PPM,
-    "arbitration.hit_rate_min_ppm": 0,
-    "arbitration.latency_sigma_max_us": 3_600_000_000,
-}
-"""Limits that only the benchmark's own load would cross."""
 
 
 class NotMeasured(KiteError):

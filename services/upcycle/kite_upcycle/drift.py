@@ -44,11 +44,12 @@ class Files:
     """Which stored versions are whole: hashed when first seen, and when the sizes or times of their files change."""
 
     root: Path
+    _store: Store | None = None  # opened at the first look: opening it sweeps what a crash left
     _known: dict[str, tuple[Sizes, bool]] = field(default_factory=dict[str, tuple[Sizes, bool]])
 
     def damaged(self, residents: Sequence[Resident]) -> tuple[str, ...]:
         """Return the versions whose files are gone or not their own. Raises OSError when the store cannot be read."""
-        store = Store(self.root)
+        store = self._store = self._store or Store(self.root)
         return tuple(sorted(r.version for r in residents if not self._whole(store, core.stored_digest(r))))
 
     def _whole(self, store: Store, digest: str | None) -> bool:

@@ -35,6 +35,7 @@ from kite_upcycle.verify import Report, verify
 BASES_MAX = 8  # bases of a node whose layout is kept
 
 Result = TypeVar("Result")
+Blended = TypeVar("Blended", InjectionAdmitted, RebuildOrdered)
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger()
 
@@ -87,24 +88,12 @@ class Making:
     async def blend(self, received: Received[InjectionAdmitted], emit: Emit) -> BlendStored:
         """Compute the blend of a weight vector and store it; a second time, the same version is found there."""
         del emit
-        began_us = clock.mono_us()
-        order = received.data
-        stage("base")
-        base = await self._in_turn(partial(self._bases.get, order.base))
-        stage("blend")
-        version = await self._in_turn(partial(self._put, order, base))
-        return core.stored(order, version, base, clock.mono_us() - began_us)
+        return await self._made(received.data, self._put)
 
     async def rebuild(self, received: Received[RebuildOrdered], emit: Emit) -> BlendStored:
         """Compute a version again whose files are gone or damaged. Raises RebuiltOtherwise, and as `blend`."""
         del emit
-        began_us = clock.mono_us()
-        order = received.data
-        stage("base")
-        base = await self._in_turn(partial(self._bases.get, order.base))
-        stage("blend")
-        version = await self._in_turn(partial(self._put_again, order, base))
-        return core.stored(order, version, base, clock.mono_us() - began_us)
+        return await self._made(received.data, self._put_again)
 
     async def delete(self, received: Received[DeleteOrdered], emit: Emit) -> BlendDeleted:
         """Delete a version and its print; what is gone already is fine. Raises StillUsed, NotAVersion, StoreUnusable.
@@ -130,13 +119,22 @@ class Making:
             raise NotAVersion(resident)
         return await self._in_turn(partial(self._with_store, lambda store: store.check(digest)))
 
+    async def _made(self, order: Blended, put: Callable[[Blended, Base], Version]) -> BlendStored:
+        """Read the base, have the blend computed and put into the store, and tell what came of it."""
+        began_us = clock.mono_us()
+        stage("base")
+        base = await self._in_turn(partial(self._bases.get, order.base))
+        stage("blend")
+        version = await self._in_turn(partial(put, order, base))
+        return core.stored(order, version, base, clock.mono_us() - began_us)
+
     def _report(self, order: VerificationOrdered, base: Base) -> Report:
         try:
             return verify(Path(order.adapter.path), base, core.limits(order), root=self._root)
         except (OSError, EOFError) as error:
             raise MemberUnreadable(str(error)) from error
 
-    def _put(self, order: InjectionAdmitted | RebuildOrdered, base: Base) -> Version:
+    def _put(self, order: InjectionAdmitted, base: Base) -> Version:
         return self._with_store(lambda store: store.put(self._builder(order, base)))
 
     def _put_again(self, order: RebuildOrdered, base: Base) -> Version:

@@ -13,8 +13,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from kite.engine.reading import USE
+
 EXIT_ENGINE_DEAD = 1
-USE = "vllm:lora_requests_info"
 
 
 @dataclass(frozen=True, slots=True)
