@@ -107,9 +107,10 @@ class Keeper:
 
     def start(self) -> None:
         """Start the program."""
+        keeper = os.getpid()  # asked before there is a child: one that asks who its parent is may be an orphan already
         self.pid = os.fork()
         if not self.pid:
-            become(self.orders)
+            become(self.orders, keeper)
         try:
             os.setpgid(self.pid, self.pid)  # the child does it too: whoever comes first
         except (PermissionError, ProcessLookupError):  # it has become the program, or has ended
@@ -188,9 +189,8 @@ WAITED = (signal.SIGCHLD, signal.SIGTERM)
 IGNORED = (signal.SIGHUP, signal.SIGINT, signal.SIGPIPE)
 
 
-def become(orders: Orders) -> NoReturn:
-    """Be the program, in the child: in a group of its own, ended by the kernel when its keeper is."""
-    keeper = os.getppid()
+def become(orders: Orders, keeper: int) -> NoReturn:
+    """Be the program, in the child: in a group of its own, ended by the kernel when its keeper (a process id) is."""
     os.setpgid(0, 0)
     for number in IGNORED:
         signal.signal(number, signal.SIG_DFL)
