@@ -7,6 +7,7 @@ import signal
 import socket
 from collections.abc import Iterable
 from pathlib import Path
+from typing import TypeVar
 
 import pytest
 
@@ -17,10 +18,14 @@ from kite.testing.eventually import eventually
 from kite_cli.embedded.readiness import EngineMissing, check_engine
 from kite_cli.testing import Ended, Up, left, run
 from kite_incident.replay import verify
+from kite_schemas.envelope import decode
 from kite_schemas.ledger import LeaseTaken
-from kite_schemas.yoco import NodeRegistered
+from kite_schemas.model import Data
+from kite_schemas.yoco import InstanceChanged, NodeRegistered
 
 NAME = ("--name", "tiny")
+
+Fact = TypeVar("Fact", bound=Data)
 
 
 @pytest.fixture
@@ -39,6 +44,17 @@ def lines(ended: Ended) -> list[dict[str, object]]:
     return [json.loads(line) for line in ended.out.splitlines()]
 
 
+def instances(home: Path) -> dict[str, dict[str, object]]:
+    """Return what `kite yoco instances` says, by instance."""
+    return {str(one["instance"]): one for one in lines(run("yoco", "instances", "--dir", str(home), "--json"))}
+
+
+def facts(reader: Reader, kind: type[Fact]) -> list[Fact]:
+    """Return the facts of one type in a ledger."""
+    found = (decode(row.raw).data for row in reader.find(types={kind.TYPE}))
+    return [fact for fact in found if isinstance(fact, kind)]
+
+
 def test_a_fleet_is_stopped_and_resumed(tiny_base: Path, home: Path, tmp_path: Path):
     adapter = adapters.adapter(tmp_path / "credit", tiny_base, seed=1)
     with Up(tiny_base, home, *NAME) as up:
@@ -54,7 +70,7 @@ def test_a_fleet_is_stopped_and_resumed(tiny_base: Path, home: Path, tmp_path: P
     assert run("yoco", "order", "tiny", "--dir", str(home)).code == 4
     assert run("replay", "--dir", str(home)).code == 0
     with Up(tiny_base, home, *NAME) as up:
-        found = {str(i["instance"]): i for i in lines(run("yoco", "instances", "--dir", str(home), "--json"))}
+        found = instances(home)
         assert [found[f"local-tiny-{n}"]["state"] for n in (0, 1)] == ["ready", "asleep"]
         assert found["local-tiny-0"]["versions"] != []  # the promoted blend came back without being asked for
         assert up.end(signal.SIGTERM).code == 0
@@ -74,6 +90,23 @@ def test_ctrl_c_while_it_starts_leaves_nothing(phase: str, tiny_base: Path, home
     assert ended.code == 0
     assert "Traceback" not in ended.err
     assert left(home) == []
+
+
+def test_a_prewarmed_spare_is_let_on_when_it_is_ordered(tiny_base: Path, home: Path):
+    spare = "local-tiny-2"
+    with Up(tiny_base, home, *NAME, "--prewarmed", "1") as up:
+        found = instances(home)
+        assert [found[f"local-tiny-{n}"]["state"] for n in range(3)] == ["ready", "asleep", "prewarmed"]
+        refused = run("yoco", "order", "tiny", "--instance", spare, "--dir", str(home))
+        assert (refused.code, "--late" in refused.err) == (1, True), "no start meets 417 ms, and none is tried"
+        ordered = run("yoco", "order", "tiny", "--instance", spare, "--late", "--dir", str(home))
+        assert (ordered.code, "ready (cold)" in ordered.err + ordered.out) == (0, True), ordered
+        assert instances(home)[spare]["state"] == "ready"
+        assert up.end(signal.SIGINT).code == 0
+    with Reader.open(ledger(home)) as reader:
+        steps = [fact.code for fact in facts(reader, InstanceChanged) if fact.instance == spare]
+        assert steps == ["ordered", "held", "let_on", "healthy", "shutdown"]
+        assert verify(reader).identical
 
 
 def test_a_fleet_that_was_killed_is_resumed(tiny_base: Path, home: Path):

@@ -8,12 +8,11 @@ import pytest
 from kite.engine import Engine
 from kite_schemas.proof import EffectProven
 from kite_schemas.upcycle import BlendLoaded
-from kite_schemas.yoco import PATHS, EngineOffer, InstanceChanged, InstanceReady, Lack, OrderRefused, SleepMode, State
+from kite_schemas.yoco import PATHS, EngineOffer, InstanceChanged, InstanceReady, Lack, SleepMode, State
 from kite_yoco.rest import ModeUnsupported, check_mode
 from kite_yoco.testing import (
     VERSION,
     drain_order,
-    prewarm_order,
     ready,
     recorded,
     running,
@@ -37,14 +36,6 @@ async def given(endpoint: str) -> tuple[int, list[str]]:
         found = (await client.get("/is_sleeping")).json()
     assert found["is_sleeping"]
     return found["level"], found["tags"]
-
-
-async def test_an_order_to_prewarm_is_refused_with_a_reason(tmp_path: Path, tiny_base: Path) -> None:
-    async with running(tmp_path) as yoco:
-        refused = await yoco.desk.carry_out(prewarm_order(tiny_base))
-        assert isinstance(refused, OrderRefused), refused
-        assert (refused.code, refused.message) == ("prewarm_unsupported", "fake cannot be held before its weights")
-        assert yoco.desk.steps("a") == []
 
 
 async def test_a_standby_sleeps_in_every_mode_and_wakes_with_its_resident_proven(

@@ -20,6 +20,7 @@ from kite_yoco import core
 from kite_yoco.health import LOOKS, Sight, is_stopped, look
 from kite_yoco.instances import DIED, Instance, Instances
 from kite_yoco.lifecycle import Event
+from kite_yoco.prewarm import waits
 from kite_yoco.records import Record, Records
 
 ANSWER_S = 20.0  # for an engine to answer as it should: it did, before its yoco ended
@@ -29,7 +30,10 @@ UNFINISHED = "engine_unfinished"
 ABANDONED = "engine_abandoned"
 
 SERVING = frozenset({State.READY, State.DRAINING, State.ASLEEP, State.QUARANTINED})
-"""The states in which an engine can be taken over: nothing was half done, or only a drain, which is taken back."""
+"""The states in which an engine answers, with nothing half done, or only a drain, which is taken back."""
+
+ADOPTABLE = SERVING | {State.PREWARMED}
+"""The states in which an engine can be taken over."""
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger()
 
@@ -60,7 +64,7 @@ async def adopt(instances: Instances, records: Records) -> Legacy:
         attach(instance, record, records)
     fates = await asyncio.gather(*(taken(instance, record, records) for instance, record in known))
     for instance, _ in known:
-        if instance.process is not None and instance.state in SERVING:
+        if instance.process is not None and instance.state in ADOPTABLE:
             instances.watch(instance)
     legacy = Legacy(
         tuple(fate for fate in fates if isinstance(fate, Found)),
@@ -105,11 +109,11 @@ def unfit_at_once(instance: Instance, record: Record, records: Records) -> Unfit
     """Say why an engine cannot be taken over without asking it, if so."""
     if record.process is not None and instance.process is None:
         return ended(record, records.end_of(record), records.keep_s)
-    if record.state not in SERVING:
+    if record.state not in ADOPTABLE:
         return Unfit(UNFINISHED, f"yoco ended while the instance was {record.state}; what was half done is undone")
     if not record.keeping.lives:
         return Unfit(f"{DIED}.keeper_lost", "its keeper was ended from outside")
-    if not instance.running.listens():
+    if record.state in SERVING and not instance.running.listens():
         return Unfit(Sight.HUNG, f"the process {instance.running.pid} does not listen on port {record.port}")
     return None
 
@@ -125,6 +129,8 @@ def ended(record: Record, end: End | None, keep_s: float) -> Unfit:
 
 async def answered(instance: Instance) -> Sequence[str] | Unfit:
     """Wait until an engine answers as it should, bring it to what its state says, and return the names it serves."""
+    if instance.state is State.PREWARMED:
+        return () if await waits(instance) else Unfit(Sight.HUNG, "it does not wait for its weights as it did")
     unfit = await well(instance)
     if unfit is not None:
         return unfit

@@ -20,6 +20,7 @@ class Opening(StrEnum):
 
     SPAWN = "spawn"
     REPLACE = "replace"  # end what an earlier attempt left, then spawn
+    LET_ON = "let_on"  # it waits for its weights
     REPORT = "report"  # it runs already
     REFUSE = "refuse"
 
@@ -29,7 +30,7 @@ OPENINGS: Mapping[State, Opening] = {
     State.STARTING: Opening.REPLACE,
     State.WARMING: Opening.REPLACE,
     State.FAILED: Opening.REPLACE,
-    State.PREWARMED: Opening.REPLACE,
+    State.PREWARMED: Opening.LET_ON,
     State.READY: Opening.REPORT,
     State.DRAINING: Opening.REFUSE,
     State.ASLEEP: Opening.REFUSE,

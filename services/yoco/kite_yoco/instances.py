@@ -154,20 +154,22 @@ class Instance:
             duration_us=mono_us() - began_us,
         )
 
-    async def spawn(self, spec: EngineSpec, log_file: Path, variables: Mapping[str, str]) -> None:
+    async def spawn(
+        self, spec: EngineSpec, log_file: Path, variables: Mapping[str, str], *, held: bool = False
+    ) -> None:
         """Start the process with some variables more than ours; it is not healthy yet. Raises SpawnFailed."""
         try:
             put_aside(log_file)
-            self.process = await self._started(spec, log_file, {**os.environ, **variables})
+            self.process = await self._started(spec, log_file, {**os.environ, **variables}, held=held)
         except OSError as error:
             raise SpawnFailed(self.id, error.strerror or str(error)) from error
         self.client = Engine(self.process.url)
 
-    async def _started(self, spec: EngineSpec, log_file: Path, env: Mapping[str, str]) -> EngineProcess:
+    async def _started(self, spec: EngineSpec, log_file: Path, env: Mapping[str, str], *, held: bool) -> EngineProcess:
         """Start the process, with a keeper and a record of both where there are records. Raises OSError."""
         records = self.records
         if records is None:
-            return await EngineProcess.start(spec, log=log_file, env=env)
+            return await EngineProcess.start(spec, log=log_file, env=env, held=held)
 
         def note(keeping: Identity, port: int, log_start_bytes: int) -> None:
             self.record = Record(
@@ -185,7 +187,8 @@ class Instance:
             )
             records.save(self.record, durable=True)
 
-        process = await EngineProcess.start(spec, log=log_file, env=env, keep=(records.keep(self.id), note))
+        keep = records.keep(self.id), note
+        process = await EngineProcess.start(spec, log=log_file, env=env, keep=keep, held=held)
         if self.record is not None and isinstance(process.handle, Kept):
             self.record = self.record.model_copy(update={"process": process.handle.process})
             records.save(self.record)

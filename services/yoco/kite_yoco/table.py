@@ -23,9 +23,10 @@ from kite_yoco import core
 from kite_yoco.duty import Duty, Place
 from kite_yoco.instances import Instance
 from kite_yoco.lifecycle import WrongState
-from kite_yoco.prewarm import PrewarmUnsupported, prewarm
+from kite_yoco.prewarm import prewarm
 from kite_yoco.recovery import recover, to_the_end
 from kite_yoco.rest import ModeUnsupported, drain, sleep, stop
+from kite_yoco.spawn import EngineTooOld
 from kite_yoco.start import start
 from kite_yoco.wake import wake
 
@@ -93,7 +94,7 @@ async def carried(place: Place, instance: Instance, doing: Awaitable[Outcome]) -
     """Await the outcome; whatever ends it early, the instance is in a state that can be told. Raises KiteError."""
     try:
         return await explained(instance, doing)
-    except (WrongState, ModeUnsupported, PrewarmUnsupported) as error:
+    except (WrongState, ModeUnsupported, EngineTooOld) as error:
         return OrderRefused(instance=instance.id, code=error.code, message=core.fitted(str(error)))
     except (KiteError, asyncio.CancelledError):  # cancelled: late, given up, or the end of yoco, which ends all itself
         if not place.instances.closing:

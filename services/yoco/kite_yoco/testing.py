@@ -222,10 +222,12 @@ def start_order(
     return StartOrdered.model_validate({**about(instance, ttl_us), **said})
 
 
-def prewarm_order(base: Path, instance: str = "a") -> PrewarmOrdered:
+def prewarm_order(
+    base: Path, instance: str = "a", kind: Literal["fake", "vllm"] = "fake", ttl_us: int = TTL_US, *, cores: str = ""
+) -> PrewarmOrdered:
     """Return an order to prewarm."""
-    said = {"why": WHY, "device": "cpu0", "spec": tiny_spec("fake", base), "cores": ""}
-    return PrewarmOrdered.model_validate({**about(instance), **said})
+    said = {"why": WHY, "device": "cpu0", "spec": tiny_spec(kind, base), "cores": cores}
+    return PrewarmOrdered.model_validate({**about(instance, ttl_us), **said})
 
 
 def drain_order(instance: str = "a") -> DrainOrdered:

@@ -3,6 +3,10 @@
 import sys
 from collections.abc import Mapping
 
+from kite.engine.manners import cores
+from kite.held.gate import GATE
+from kite.held.loader import EXTENSION as HELD_EXTENSION
+from kite.held.loader import LOAD_FORMAT
 from kite.telemetry.extension import EXTENSION
 from kite_schemas.yoco import EngineSpec
 
@@ -11,24 +15,36 @@ VLLM_MODULE = "vllm.entrypoints.launchers.api_server.entry"
 FAKE_MODULE = "kite.testing.fake"
 SPAN_DELAY_MS = 500  # spans leave a batch after this long: 5 s by default, too late for a person who watches
 SPAN_TIMEOUT_S = 2  # a collector that is gone may hold an exporter this long
+HELD_S = 2_000_000  # for vLLM's front to wait for an engine that is held: 23 days, the most that poll(2) can count
 DROPPED = ("VLLM_CPU_KVCACHE_SPACE",)  # whole GiB; it would override the exact number of bytes
 
 Environment = Mapping[str, str]
 
 
 def command(
-    spec: EngineSpec, port: int, *, otlp_endpoint: str = "", traceparent: str = ""
+    spec: EngineSpec, port: int, *, otlp_endpoint: str = "", traceparent: str = "", gate: str = ""
 ) -> tuple[list[str], dict[str, str]]:
     """Return (arguments, variables to set) of a server for `spec` on the loopback `port`.
 
     `otlp_endpoint` is the collector's base address (empty: no tracing); `traceparent` joins the start-up spans to a
-    caller's trace.
+    caller's trace. At `gate` it waits before it reads its weights (empty: nowhere).
     """
-    tracing = trace_variables(otlp_endpoint, traceparent)
+    added = {**trace_variables(otlp_endpoint, traceparent), **({GATE: gate} if gate else {})}
     if spec.kind == "fake":
-        return fake_arguments(spec, port), {"OMP_NUM_THREADS": "1", **tracing}
+        return fake_arguments(spec, port), {"OMP_NUM_THREADS": "1", **added}
     traced = ["--otlp-traces-endpoint", traces_url(otlp_endpoint)] if otlp_endpoint else []
-    return vllm_arguments(spec, port) + traced, {**vllm_variables(spec), **tracing}
+    loading, own = held(spec) if gate else (["--worker-extension-cls", EXTENSION], {})
+    return vllm_arguments(spec, port) + loading + traced, {**vllm_variables(spec), **own, **added}
+
+
+def held(spec: EngineSpec) -> tuple[list[str], dict[str, str]]:
+    """Return what a vLLM that waits before its weights is told besides: its loader, and to bind no threads yet.
+
+    Bound threads would start on the cores that serve; once it is let on, it is moved as a whole.
+    """
+    threads = {"OMP_NUM_THREADS": str(len(cores(spec.cpus))), "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
+    variables = {"VLLM_ENGINE_READY_TIMEOUT_S": str(HELD_S), **(threads if spec.cpus else {})}
+    return ["--worker-extension-cls", HELD_EXTENSION, "--load-format", LOAD_FORMAT], variables
 
 
 def environment(base: Environment, overlay: Environment) -> dict[str, str]:
@@ -50,7 +66,6 @@ def vllm_arguments(spec: EngineSpec, port: int) -> list[str]:
         "--max-lora-rank": spec.max_lora_rank,
         "--block-size": spec.block_size,
         "--kv-cache-memory-bytes": spec.kv_cache_bytes,
-        "--worker-extension-cls": EXTENSION,
     }
     pairs = [word for name, value in options.items() for word in (name, str(value))]
     sleeps = [] if spec.cpus else ["--enable-sleep-mode"]  # on a CPU vLLM refuses to start with it

@@ -5,6 +5,7 @@ leaves its reason in the log. The sentences change from version to version; the 
 """
 
 import re
+from collections.abc import Collection
 from enum import StrEnum
 from http import HTTPStatus
 from typing import ClassVar
@@ -73,6 +74,22 @@ class EngineLate(EngineError):
         )
         self.what = what
         self.limit_s = limit_s
+
+
+class EngineUnplaced(EngineError):
+    """The engine cannot be moved to some cores with a niceness, and `why`."""
+
+    code = "engine_unplaced"
+
+    def __init__(self, cores: Collection[int], niceness: int, why: str) -> None:
+        where = ",".join(map(str, sorted(cores))) or "any"
+        super().__init__(
+            f"the engine cannot run on cores {where} with niceness {niceness}: {why}",
+            hint="yoco needs the cores that its node registered, and CAP_SYS_NICE once niceness was raised with it",
+        )
+        self.cores = tuple(cores)
+        self.niceness = niceness
+        self.why = why
 
 
 class EngineAnswer(EngineError):

@@ -4,7 +4,7 @@ import asyncio
 import os
 import signal
 import socket
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Protocol, TypeAlias
@@ -16,13 +16,14 @@ from kite.clock import US_PER_S, mono_us
 from kite.engine.client import Engine
 from kite.engine.command import HOST, command, environment
 from kite.engine.errors import Death, EngineDied, EngineLate, death
+from kite.engine.gate import gate_name, let_on, waits
 from kite.engine.identity import Identity
 from kite.engine.kept import LOST, Child, Handle, Keeping
+from kite.engine.manners import NICENESS, allowed, cores, held_niceness, place
 from kite.engine.oom import kills
 from kite.keeper import KEEP_S
 from kite_schemas.yoco import EngineSpec
 
-NICENESS = 10  # control must not starve beside inference
 POLL_S = 0.1  # between two looks at a starting server
 STOP_S = 20.0  # default grace of `stop`: vLLM takes 1-3 s
 KILL_S = 10.0  # after SIGKILL, for the kernel to take memory back
@@ -71,12 +72,14 @@ class EngineProcess:
         port: int | None = None,
         env: Mapping[str, str] | None = None,
         keep: tuple[Keep, Note] | None = None,
+        held: bool = False,
     ) -> "EngineProcess":
         """Start a server for `spec` and return at once; its output goes to the end of `log`.
 
         `port` None takes a free one. `env` is what it inherits (default: this process's environment); a collector
         named there (OTEL_EXPORTER_OTLP_ENDPOINT) gets its spans, joined to the current trace. With `keep` it outlives
-        this process; without, it dies with it, and must be started in a thread that lives as long. Raises OSError.
+        this process; without, it dies with it, and must be started in a thread that lives as long. One that is `held`
+        waits before it reads its weights, until `let_on`. Raises OSError.
         """
         chosen = free_port() if port is None else port
         inherited = os.environ if env is None else env
@@ -85,6 +88,7 @@ class EngineProcess:
             chosen,
             otlp_endpoint=inherited.get("OTEL_EXPORTER_OTLP_ENDPOINT", ""),
             traceparent=tracing.traceparent() or "",
+            gate=gate_name(chosen) if held else "",
         )
         whole = environment(inherited, overlay)
         with log.open("ab") as out:
@@ -108,23 +112,69 @@ class EngineProcess:
 
     async def wait_healthy(self, deadline_s: float, on_progress: Progress | None = None) -> None:
         """Wait until the server answers. Raises EngineDied as soon as it ended, EngineLate after `deadline_s`."""
-        began_us = mono_us()
         async with Engine(self.url) as engine:
-            while not (await engine.healthy() and self.listens()):
-                elapsed_s = (mono_us() - began_us) / US_PER_S
-                if self.exit_code is not None:
-                    raise self.died()
-                if elapsed_s >= deadline_s:
-                    raise EngineLate("the start of the server", deadline_s)
-                if on_progress is not None:
-                    on_progress(elapsed_s, last_line(self.tail()))
-                await ended_within(self.handle, POLL_S)
+
+            async def serves() -> bool:
+                return await engine.healthy() and self.listens()
+
+            await self._wait(serves, deadline_s, on_progress)
+
+    async def wait_held(self, deadline_s: float) -> None:
+        """Wait until the server waits for its weights. Raises EngineDied as soon as it ended, EngineLate."""
+        await self._wait(self.is_held, deadline_s)
+
+    async def is_held(self) -> bool:
+        """Say whether the server waits for its weights. Raises EngineLate when it does not answer."""
+        waiting = await waits(gate_name(self.port))
+        return waiting is not None and group_of(waiting) == self.pid
+
+    async def _is_deaf(self) -> bool:
+        try:
+            return await self.is_held()
+        except EngineLate:  # at its gate, and stopped
+            return True
+
+    def restrain(self, where: str) -> None:
+        """Keep a server that is only getting ready to some cores (empty: any), behind those that serve.
+
+        Raises EngineUnplaced.
+        """
+        place(members(self.pid), cores(where), held_niceness())
+
+    async def let_on(self) -> None:
+        """Let a held server read its weights, with the cores and the niceness of one that serves.
+
+        On a CPU the process that computes gets the cores of its spec, as vLLM binds it when nobody holds it. Raises
+        EngineUnreachable when it does not wait, EngineLate, and EngineUnplaced.
+        """
+        name = gate_name(self.port)
+        place(members(self.pid), allowed(), NICENESS)
+        computing = await waits(name)
+        if computing is not None and self.spec.cpus:
+            place([computing], cores(self.spec.cpus), NICENESS)
+        await let_on(name)
+
+    async def _wait(
+        self, done: Callable[[], Awaitable[bool]], deadline_s: float, on_progress: Progress | None = None
+    ) -> None:
+        began_us = mono_us()
+        while not await done():
+            elapsed_s = (mono_us() - began_us) / US_PER_S
+            if self.exit_code is not None:
+                raise self.died()
+            if elapsed_s >= deadline_s:
+                raise EngineLate("the start of the server", deadline_s)
+            if on_progress is not None:
+                on_progress(elapsed_s, last_line(self.tail()))
+            await ended_within(self.handle, POLL_S)
 
     async def stop(self, grace_s: float = STOP_S) -> int:
         """End the server and every process of its group: SIGTERM, `grace_s`, SIGKILL, KILL_S. Return its exit code.
 
-        Raises EngineLate when the kernel does not end a process even so.
+        One that waits for its weights has nothing to finish, and hears no SIGTERM: it gets no grace. Raises EngineLate
+        when the kernel does not end a process even so.
         """
+        grace_s = 0.0 if await self._is_deaf() else grace_s
         signal_group(self.pid, signal.SIGTERM)
         signal_group(self.pid, signal.SIGCONT)  # one that was stopped hears nothing else
         if not await emptied(self.pid, grace_s):
@@ -229,6 +279,14 @@ def members(group: int) -> list[int]:
         except (ProcessLookupError, psutil.NoSuchProcess):
             continue
     return found
+
+
+def group_of(process: int) -> int | None:
+    """Return the group of a process, None when it has ended."""
+    try:
+        return os.getpgid(process)
+    except ProcessLookupError:
+        return None
 
 
 def signal_group(group: int, number: signal.Signals) -> None:

@@ -124,6 +124,11 @@ def residue_bytes(state: State, mode: SleepMode | None, spec: EngineSpec) -> int
     return spec.kv_cache_bytes if state is State.ASLEEP and pauses else 0
 
 
+def holds_weights(state: State, mode: SleepMode | None) -> bool:
+    """Say whether the weights of an instance are on its device: not before they are read, nor in a deep sleep."""
+    return state is not State.PREWARMED and not (state is State.ASLEEP and mode in (SleepMode.L1, SleepMode.L2))
+
+
 class Memory:
     """Reads what the instances of one node hold of its devices."""
 
@@ -161,7 +166,8 @@ class Memory:
         folders = await listed(instance)
         weights, adapters = await asyncio.to_thread(self._sizes, spec.base_path, folders)
         allocations = None if spec.cpus else await allocations_of(instance)
-        return Holding(device, weights, adapters, residue_bytes(state, mode, spec), allocations)
+        here = weights if holds_weights(state, mode) else 0
+        return Holding(device, here, adapters, residue_bytes(state, mode, spec), allocations)
 
     def _sizes(self, base: str, folders: Sequence[str] | None) -> tuple[int | None, int | None]:
         if base not in self._weights and (found := weights_bytes(Path(base))) is not None:
@@ -171,7 +177,7 @@ class Memory:
 
 async def listed(instance: Instance) -> Sequence[str] | None:
     """Return the folders of the adapters that an instance has loaded, None when it does not say."""
-    if instance.state is State.STARTING:
+    if instance.state in (State.STARTING, State.PREWARMED):
         return ()  # it does not answer yet, and nothing has been loaded into it
     try:
         async with asyncio.timeout(LIST_S):
@@ -182,6 +188,8 @@ async def listed(instance: Instance) -> Sequence[str] | None:
 
 async def allocations_of(instance: Instance) -> Sequence[Allocation] | None:
     """Return what the allocators of an instance hold, None when it does not say."""
+    if instance.state is State.PREWARMED:
+        return ()  # a rehearsal of 1 MB
     try:
         async with asyncio.timeout(LIST_S):
             return await instance.engine.allocations()

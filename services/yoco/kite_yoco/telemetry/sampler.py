@@ -22,7 +22,7 @@ from kite_yoco.telemetry.page import read_page
 PHASE_US = 30_000  # after the engines' own beat: what they send at it is in the window that follows
 PAGE_S = 0.8  # for one page: it has to be there before the next is due
 GPU_FRESH_US = 5 * INTERVAL_US  # a read takes a while itself
-SPEECHLESS = (State.ABSENT, State.STARTING, State.FAILED)  # no page to read
+SPEECHLESS = (State.ABSENT, State.STARTING, State.PREWARMED, State.FAILED)  # no page to read
 
 
 @dataclass(slots=True)

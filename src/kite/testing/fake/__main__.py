@@ -9,6 +9,7 @@ from typing import cast
 
 from kite import telemetry
 from kite.errors import KiteError
+from kite.held import gate
 from kite.testing.fake.cache import PrefixCache
 from kite.testing.fake.model import Served
 from kite.testing.fake.server import Fake, Server
@@ -32,6 +33,7 @@ def arguments() -> argparse.Namespace:
 
 def serve(options: argparse.Namespace) -> None:
     """Load the base, listen, and return after a signal. Raises KiteError or OSError when it cannot begin."""
+    gate.wait()
     served = Served.open(
         cast("str", options.served_name),
         cast("Path", options.base),
