@@ -1,6 +1,6 @@
 """For tests: the core told as a story, and the arbitrator run on real parts."""
 
-from kite_arbitrator.testing.story import (
+from kite_arbitrator.testing.setting import (
     BASE,
     HEALTHY,
     IDLE,
@@ -13,7 +13,6 @@ from kite_arbitrator.testing.story import (
     WALL_US,
     WINDOW_US,
     Doing,
-    Story,
     Told,
     adapter,
     digest_of,
@@ -22,6 +21,7 @@ from kite_arbitrator.testing.story import (
     offer,
     pool,
 )
+from kite_arbitrator.testing.story import Story
 
 __all__ = [
     "BASE",
