@@ -20,8 +20,9 @@ from kite.launch import command
 from kite.ledger import Draft
 from kite.testing.load import PROFILES, Input, Size, World, run
 from kite_arbitrator import core, pace, shipped
+from kite_arbitrator.records import Row
 from kite_arbitrator.routing import destination
-from kite_arbitrator.state import Row, State
+from kite_arbitrator.state import State
 from kite_schemas.ledger import Created, Tick
 from kite_schemas.model import PPM, Data
 from kite_schemas.policy import ChangeRequested

@@ -4,7 +4,8 @@ from collections.abc import Iterator, Sequence
 
 from kite.errors import Fault, KiteError, UsageError
 from kite_arbitrator.folds.accounts import limit_bytes, mean_bytes
-from kite_arbitrator.state import Account, Blend, Standing, State, Stored, current, holders, listing, members, serving
+from kite_arbitrator.records import Account, Blend, Standing, Stored
+from kite_arbitrator.state import State, current, holders, listing, members, serving
 from kite_cli.output import Record, duration, percent, size
 from kite_schemas.upcycle import Member
 

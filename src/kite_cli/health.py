@@ -5,7 +5,8 @@ from dataclasses import dataclass, field
 
 from kite.ledger import Head, Reader
 from kite_arbitrator import core
-from kite_arbitrator.state import Instance, Row, State, instance_id, pressing, stale
+from kite_arbitrator.records import Instance, Row
+from kite_arbitrator.state import State, instance_id, pressing, stale
 from kite_cli.output import count, duration, moment
 from kite_cli.view import telling
 from kite_schemas.arbitration import Channel

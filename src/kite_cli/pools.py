@@ -4,8 +4,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from statistics import quantiles
 
+from kite_arbitrator.records import Instance, Passage, pool_subject
 from kite_arbitrator.rules.v1.paths import offer_of
-from kite_arbitrator.state import Instance, Passage, State, instances_of, passage_key, pool_subject, stale
+from kite_arbitrator.state import State, instances_of, passage_key, stale
 from kite_cli.output import Record, duration, percent
 from kite_schemas.model import PPM
 from kite_schemas.policy import Pool

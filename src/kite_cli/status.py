@@ -8,7 +8,8 @@ from kite_cli.flags import AsJson, Dir
 from kite_cli.output import Record, count, duration, percent, say, say_json, table
 
 if TYPE_CHECKING:
-    from kite_arbitrator.state import Feed, Hold, State
+    from kite_arbitrator.records import Feed, Hold
+    from kite_arbitrator.state import State
     from kite_cli.health import Health
     from kite_schemas.policy import Pool
 

@@ -32,11 +32,20 @@ class Ended:
 class Up:
     """`kite up` on the fake engine. `with Up(base, directory) as up:` waits until the fleet is ready."""
 
-    def __init__(self, base: Path, directory: Path, *options: str, env: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        base: Path,
+        directory: Path,
+        *options: str,
+        env: Mapping[str, str] | None = None,
+        before: Sequence[str] = (),
+    ) -> None:
+        """`before` is a command line that becomes the one behind it; another `--engine` among the options counts."""
         self.dir = directory
         self._out = directory.parent / f"{directory.name}.out"
         self._err = directory.parent / f"{directory.name}.err"
-        self._argv = command("up", "--base", str(base), "--engine", "fake", "--dir", str(directory), *options)
+        up = command("up", "--base", str(base), "--engine", "fake", "--dir", str(directory), *options)
+        self._argv = [*before, *up]
         self._env = {**os.environ, **(env or {})}
         self._process: subprocess.Popen[bytes] | None = None
 

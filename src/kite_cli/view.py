@@ -9,7 +9,8 @@ from collections.abc import Iterator
 from kite.ledger import Reader
 from kite_arbitrator import core
 from kite_arbitrator.reading import LASTING, read
-from kite_arbitrator.state import Row, State
+from kite_arbitrator.records import Row
+from kite_arbitrator.state import State
 
 RECENT_US = 70_000_000
 """Windows before it say nothing any more: the floor of the lag reaches back for the last minute in steps of 10 s."""

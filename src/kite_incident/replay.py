@@ -12,7 +12,8 @@ from kite.ledger import Reader
 from kite.ledger import Row as LedgerRow
 from kite_arbitrator import core
 from kite_arbitrator.reading import read
-from kite_arbitrator.state import Row, State
+from kite_arbitrator.records import Row
+from kite_arbitrator.state import State
 from kite_schemas.registry import TYPES
 
 PROGRESS_ROWS = 1_000

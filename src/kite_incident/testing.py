@@ -9,7 +9,7 @@ from kite.events import new_id
 from kite.ledger import Draft, Ledger
 from kite.ledger import Row as LedgerRow
 from kite.trust import Signer
-from kite_arbitrator.state import Row
+from kite_arbitrator.records import Row
 from kite_schemas.envelope import Header, encode
 from kite_schemas.ledger import Checkpointed, Created, ProducerKeyAdded, sealed
 from kite_schemas.model import Data

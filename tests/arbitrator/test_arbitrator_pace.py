@@ -4,7 +4,8 @@ import pytest
 from msgspec import structs
 
 from kite_arbitrator import core, pace
-from kite_arbitrator.state import Freeze, Hold, OpenOrder, Pressure, State, Turn, current, put
+from kite_arbitrator.records import Freeze, Hold, OpenOrder, Pressure, Turn
+from kite_arbitrator.state import State, current, put
 from kite_arbitrator.testing import BASE, NODE, Story
 from kite_schemas.why import Reason
 

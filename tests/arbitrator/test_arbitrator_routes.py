@@ -3,8 +3,9 @@
 from msgspec import structs
 
 from kite.ledger import Route
+from kite_arbitrator.records import Feed, Selected
 from kite_arbitrator.routes import rerouted, routes
-from kite_arbitrator.state import Feed, Selected, State, put
+from kite_arbitrator.state import State, put
 from kite_arbitrator.testing import BASE, NODE, Story
 from kite_schemas.arbitration import Channel
 from kite_schemas.yoco import State as Life

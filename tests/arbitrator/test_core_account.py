@@ -5,7 +5,7 @@ from random import Random
 import pytest
 
 from kite_arbitrator.folds.accounts import HOUR_US, METADATA_BYTES, WEEK_HOURS, WEEK_S, limit_bytes, mean_bytes
-from kite_arbitrator.state import Standing
+from kite_arbitrator.records import Standing
 from kite_arbitrator.testing import BASE, NODE, SECOND_US, Story, digest_of
 from kite_schemas.upcycle import DeleteOrdered
 from kite_schemas.why import Reason

@@ -2,7 +2,8 @@
 
 import pytest
 
-from kite_arbitrator.state import Feed, stale
+from kite_arbitrator.records import Feed
+from kite_arbitrator.state import stale
 from kite_arbitrator.testing import BASE, NODE, SECOND_US, WINDOW_US, Doing, Story, of
 from kite_schemas.arbitration import GapAcknowledged, Held, Mode, ModeChanged, Transport, TransportChanged
 from kite_schemas.ledger import BusGap, LeaseTaken

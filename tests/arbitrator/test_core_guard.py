@@ -4,7 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kite_arbitrator.state import Phase, current
+from kite_arbitrator.records import Phase
+from kite_arbitrator.state import current
 from kite_arbitrator.testing import BASE, NODE, Story
 from kite_schemas.arbitration import Held
 from kite_schemas.guard import (

@@ -5,7 +5,8 @@ from collections.abc import Callable
 import pytest
 
 from kite_arbitrator.folds.orders import GIVEN_UP_MAX
-from kite_arbitrator.state import OpenOrder, current
+from kite_arbitrator.records import OpenOrder
+from kite_arbitrator.state import current
 from kite_arbitrator.testing import BASE, NODE, Story, adapter, of
 from kite_schemas.arbitration import OrderExpired
 from kite_schemas.proof import EffectMissing, EffectProven, Missing

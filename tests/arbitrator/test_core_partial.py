@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from kite_arbitrator.state import Standing
+from kite_arbitrator.records import Standing
 from kite_arbitrator.testing import BASE, NODE, SECOND_US, Story, digest_of
 from kite_schemas.upcycle import (
     BlendLoaded,
@@ -118,6 +118,52 @@ def test_what_cannot_be_taken_out_there_is_promoted_nowhere():
     fleet.undoes(version(request), FIRST)
     assert closing(fleet).outcome is Ending.ROLLED_BACK
     assert fleet.state.blends == {}
+
+
+def gone(fleet: Story, request: str) -> None:
+    """The second engine does not answer when it is to let go of what it may hold."""
+    fails(fleet, request, SECOND)
+    order = fleet.open(f"load/risk@{SECOND}")
+    about: dict[str, Any] = {"request": request, "instance": SECOND, "version": version(request)}
+    fleet.tell(RollbackFailed(order=order, done=True, **about, code="engine_unreachable", message=""))
+
+
+def test_an_engine_that_died_of_its_load_is_waited_for_until_its_node_says_so():
+    fleet, request = loading()
+    fleet.proven(request, FIRST)
+    gone(fleet, request)
+    assert fleet.last == (), "it may come back, and hold it unproven"
+    fleet.change(SECOND, "ready", "failed", "engine_died")
+    closed = closing(fleet)
+    assert (closed.outcome, closed.instances) == (Ending.PROMOTED, (FIRST,))
+    assert fleet.state.delays == {}
+
+
+def test_an_engine_of_which_its_node_said_so_before_needs_not_let_go_of_anything():
+    fleet, request = loading(ready=3)
+    fleet.proven(request, FIRST)
+    fails(fleet, request, SECOND)
+    order = fleet.open(f"load/risk@{SECOND}")
+    fleet.change(SECOND, "ready", "failed", "engine_died")
+    about: dict[str, Any] = {"request": request, "instance": SECOND, "version": version(request)}
+    fleet.tell(RollbackFailed(order=order, done=True, **about, code="engine_unreachable", message=""))
+    fleet.proven(request, THIRD)
+    assert closing(fleet).instances == (FIRST, THIRD)
+
+
+def test_an_engine_that_answers_again_is_asked_again_and_then_no_more():
+    fleet, request = loading()
+    fleet.proven(request, FIRST)
+    gone(fleet, request)
+    (delay,) = fleet.state.delays.values()
+    fleet.wait(delay.retry_us - fleet.now_us)
+    ((_, order),) = fleet.orders(RollbackOrdered)
+    assert (order.instance, order.version) == (SECOND, version(request))
+    about: dict[str, Any] = {"request": request, "instance": SECOND, "version": version(request)}
+    order_id = fleet.open(f"load/risk@{SECOND}")
+    fleet.tell(RollbackFailed(order=order_id, done=True, **about, code="engine_unreachable", message=""))
+    fleet.undoes(version(request), FIRST)
+    assert closing(fleet).outcome is Ending.ROLLED_BACK
 
 
 def test_one_without_a_slot_is_left_out():

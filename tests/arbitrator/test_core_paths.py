@@ -2,7 +2,7 @@
 
 import pytest
 
-from kite_arbitrator.state import Passage
+from kite_arbitrator.records import Passage
 from kite_arbitrator.testing import BASE, NODE, PAUSES, SECOND_US, Doing, Story, of, offer
 from kite_schemas.arbitration import Held
 from kite_schemas.why import Candidate, Reason

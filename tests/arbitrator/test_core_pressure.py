@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from kite_arbitrator.state import Pressure, pool_subject
+from kite_arbitrator.records import Pressure, pool_subject
 from kite_arbitrator.testing import BASE, NODE, SECOND_US, WINDOW_US, Doing, Story, Told, of
 from kite_schemas.arbitration import Held, PressureChanged
 from kite_schemas.upcycle import DecaySet, InjectionAdmitted

@@ -22,8 +22,9 @@ from pydantic import JsonValue
 
 from kite_arbitrator import core
 from kite_arbitrator.reading import LASTING
+from kite_arbitrator.records import OpenOrder, Phase, Row, Standing
 from kite_arbitrator.rules.v1.memory import prewarming
-from kite_arbitrator.state import OpenOrder, Phase, Row, Standing, State, current, stale
+from kite_arbitrator.state import State, current, stale
 from kite_arbitrator.testing import BASE, HEALTHY, IDLE, NODE, PAUSES, SECOND_US, WINDOW_US, Doing, Story, Told, offer
 from kite_arbitrator.testing import adapter as adapter_of
 from kite_arbitrator.turns import way

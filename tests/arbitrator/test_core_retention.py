@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from kite_arbitrator.state import Standing
+from kite_arbitrator.records import Standing
 from kite_arbitrator.testing import BASE, NODE, SECOND_US, Story, digest_of
 from kite_schemas.arbitration import GapAcknowledged
 from kite_schemas.ledger import BusGap

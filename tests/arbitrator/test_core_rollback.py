@@ -4,13 +4,16 @@ from typing import Any
 
 import pytest
 
-from kite_arbitrator.state import Standing
+from kite_arbitrator.records import Standing
 from kite_arbitrator.testing import BASE, NODE, SECOND_US, Story, digest_of
 from kite_schemas.guard import Compared
 from kite_schemas.upcycle import (
+    BlendFailed,
     BlendPromoted,
+    BlendStored,
     LoadFailed,
     LoadOrdered,
+    RebuildOrdered,
     RetireOrdered,
     Return,
     RollbackClosed,
@@ -219,3 +222,103 @@ def test_nothing_of_an_open_rollback_is_retired_or_deleted():
     for _ in range(20):
         fleet.wait(SECOND_US)
         assert not [order for _, order in fleet.orders(RetireOrdered) if order.version in (first, second)]
+
+
+def finds_damaged(fleet: Story, name: str, instance: str) -> None:
+    """Upcycle hashes a version before it gives it to an engine."""
+    order = fleet.open(f"load/risk@{instance}")
+    fleet.tell(
+        LoadFailed(
+            order=order, done=True, instance=instance, version=name, stage="check", code="store_damaged", message=""
+        )
+    )
+
+
+def makes_again(fleet: Story, name: str) -> None:
+    order, known = fleet.open(f"rebuild/{name}"), fleet.state.versions[name]
+    about: dict[str, Any] = {"request": known.request, "resident": known.resident, "digest": known.digest}
+    made: dict[str, Any] = {"method": "concatenate", "rank": 4, "residual_ppm": 0, "share_ppm": 1, "duration_us": 1}
+    fleet.tell(BlendStored(order=order, done=True, **about, **made))
+
+
+def fails_to_make_again(fleet: Story, name: str) -> None:
+    order, stored = fleet.open(f"rebuild/{name}"), fleet.state.versions[name]
+    fleet.tell(
+        BlendFailed(
+            order=order, done=True, request=stored.request, code="member_changed", message="credit", duration_us=1
+        )
+    )
+
+
+def released(*, ready: int = 1) -> tuple[Story, str]:
+    """A blend whose first version is in the store alone, where nobody looks at it."""
+    fleet, first, _ = twice(ready=ready, standbys=0)
+    fleet.wait(RETENTION_US)
+    for name in (FIRST, SECOND)[:ready]:
+        fleet.unloads(first, name)
+    assert standings(fleet)[first] is Standing.RELEASED
+    return fleet, first
+
+
+def test_a_released_version_whose_files_are_damaged_is_made_again_and_then_loaded():
+    fleet, first = released(ready=2)
+    fleet.rollback()
+    finds_damaged(fleet, first, FIRST)
+    ((_, order),) = fleet.orders(RebuildOrdered)
+    assert (order.version, order.why.reason) == (first, Reason.DAMAGED)
+    finds_damaged(fleet, first, SECOND)
+    assert closings(fleet) == fleet.orders(LoadOrdered) == [], "both found it so, and it is made again once"
+    makes_again(fleet, first)
+    assert {order.instance for _, order in fleet.orders(LoadOrdered)} == {FIRST, SECOND}
+    for name in (FIRST, SECOND):
+        fleet.proves(first, name)
+    assert closings(fleet)[0].outcome is Return.DONE
+    assert all(fleet.state.instances[name].failures == 0 for name in (FIRST, SECOND)), "the files were at fault"
+
+
+def test_a_version_that_is_damaged_at_once_again_is_not_returned_to():
+    fleet, first = released()
+    fleet.rollback()
+    finds_damaged(fleet, first, FIRST)
+    makes_again(fleet, first)
+    finds_damaged(fleet, first, FIRST)
+    assert fleet.orders(RebuildOrdered) == []
+    fleet.undoes(first, FIRST)
+    (closed,) = closings(fleet)
+    assert (closed.outcome, closed.detail) == (Return.FAILED, f"{FIRST}: store_damaged")
+
+
+def test_a_version_that_cannot_be_made_again_is_not_returned_to_and_a_moment_later_refused():
+    fleet, first = released()
+    fleet.rollback()
+    finds_damaged(fleet, first, FIRST)
+    fails_to_make_again(fleet, first)
+    (closed,) = closings(fleet)
+    assert (closed.outcome, closed.why.reason) == (Return.FAILED, Reason.DAMAGED)
+    assert closed.detail == f"{first} cannot be made again: member_changed: credit"
+    assert rejected(fleet, version=first) is Reason.DAMAGED
+    fleet.wait(fleet.state.delays[f"rebuild/{first}"].retry_us - fleet.now_us)
+    fleet.rollback(version=first)
+    assert len(fleet.orders(RebuildOrdered)) == 1, "later it is tried again"
+    makes_again(fleet, first)
+    fleet.proves(first, FIRST)
+    assert closings(fleet)[-1].outcome is Return.DONE
+
+
+def test_nobody_makes_it_again():
+    fleet, first = released()
+    fleet.rollback()
+    finds_damaged(fleet, first, FIRST)
+    fleet.wait(300 * SECOND_US)
+    (closed,) = closings(fleet)
+    assert (closed.outcome, closed.why.reason) == (Return.FAILED, Reason.DAMAGED)
+
+
+def test_a_damaged_version_that_nobody_returns_to_is_left_as_it_is():
+    fleet, first = released()
+    fleet.rollback()
+    finds_damaged(fleet, first, FIRST)
+    fails_to_make_again(fleet, first)
+    fleet.wait(fleet.state.delays[f"rebuild/{first}"].retry_us - fleet.now_us)
+    assert fleet.orders(RebuildOrdered) == []
+    assert fleet.state.versions[first].damaged

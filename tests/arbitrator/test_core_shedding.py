@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from kite_arbitrator.state import Phase
+from kite_arbitrator.records import Phase
 from kite_arbitrator.testing import BASE, NODE, SECOND_US, Story, of, pool
 from kite_schemas.arbitration import Held
 from kite_schemas.upcycle import DecaySet, InjectionAdmitted, InjectionDeferred

@@ -5,7 +5,8 @@ from statistics import pstdev
 
 import pytest
 
-from kite_arbitrator.state import Feed, Load, probed
+from kite_arbitrator.records import Feed, Load
+from kite_arbitrator.state import probed
 from kite_arbitrator.testing import BASE, HEALTHY, IDLE, NODE, SECOND_US, WINDOW_US, Doing, Story
 
 READY, STANDBY = f"{NODE}-{BASE}-0", f"{NODE}-{BASE}-1"

@@ -11,7 +11,8 @@ import pytest
 from msgspec import structs
 
 from kite.ledger import Ledger, Reader
-from kite_arbitrator.state import Freeze, Hold, Pressure, Selected, State
+from kite_arbitrator.records import Freeze, Hold, Pressure, Selected
+from kite_arbitrator.state import State
 from kite_arbitrator.testing import BASE, LEDGER, NODE, Story
 from kite_cli import place, view
 from kite_cli.bounds import settings

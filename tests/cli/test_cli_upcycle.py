@@ -13,7 +13,8 @@ from msgspec import structs
 from kite.clock import iso
 from kite.errors import UsageError
 from kite_arbitrator.folds.accounts import WEEK_S
-from kite_arbitrator.state import Account, Row, Standing, State, Stored, put
+from kite_arbitrator.records import Account, Row, Standing, Stored
+from kite_arbitrator.state import State, put
 from kite_arbitrator.testing import BASE, NODE, Story
 from kite_cli import blends, place, upcycle, weights
 from kite_cli.asking.following import Fact

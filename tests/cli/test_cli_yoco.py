@@ -18,7 +18,7 @@ Record = dict[str, Any]  # JSON
 BASE = "tiny"
 FIRST, STANDBY = (f"local-{BASE}-{number}" for number in range(2))
 METRICS_PORT = 23_417
-"""Below what the kernel gives out by itself; yoco has the next."""
+"""Below what the kernel gives out by itself; the other services have the next three."""
 
 
 @pytest.fixture(scope="module")
@@ -125,10 +125,14 @@ async def test_what_is_followed_ends_quietly(own: Up, words: tuple[str, ...], tm
     assert (process.returncode, err) == (0, b"")
 
 
-def test_both_services_tell_their_metrics(own: Up):
-    pages = [urlopen(f"http://127.0.0.1:{METRICS_PORT + n}/metrics").read().decode() for n in range(2)]
+def test_every_service_tells_its_metrics(own: Up):
+    pages = [urlopen(f"http://127.0.0.1:{METRICS_PORT + n}/metrics").read().decode() for n in range(4)]
     assert "kite_arbitrator_leading 1.0" in pages[0]
     assert 'kite_yoco_passages_total{base="tiny",node="local",path="cold"} 2.0' in pages[0]
     assert 'kite_yoco_ready_seconds_count{path="cold"} 2.0' in pages[1]
     assert 'kite_yoco_orders_total{code="done",order="start"} 2.0' in pages[1]
-    assert json.loads((own.dir / "fleet.json").read_text())["ports"]["yoco"] == METRICS_PORT + 1
+    assert all("kite_order_redeliveries_total 0.0" in page for page in pages[1:])
+    assert "# TYPE kite_upcycle_order_seconds histogram" in pages[2]
+    assert "# TYPE kite_guard_order_seconds histogram" in pages[3]
+    ports = json.loads((own.dir / "fleet.json").read_text())["ports"]
+    assert [ports[name] - METRICS_PORT for name in ("arbitrator", "yoco", "upcycle", "guard")] == [0, 1, 2, 3]

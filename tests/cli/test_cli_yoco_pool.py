@@ -7,7 +7,8 @@ import pytest
 from msgspec import structs
 
 from kite.errors import MissingPath
-from kite_arbitrator.state import Instance, Passage, State, instance_id, pool_subject, put
+from kite_arbitrator.records import Instance, Passage, pool_subject
+from kite_arbitrator.state import State, instance_id, put
 from kite_arbitrator.testing import BASE, NODE, Story
 from kite_cli import logs, pools
 from kite_cli.asking.capacity import Handover, answers, rested

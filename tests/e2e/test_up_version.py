@@ -11,6 +11,7 @@ from kite.ledger import Reader
 from kite.testing import adapters
 from kite.testing.eventually import eventually
 from kite_cli.__main__ import main
+from kite_cli.exits import Exit
 from kite_cli.testing import Ended, Up, left
 from kite_incident.replay import verify
 from kite_schemas.upcycle import RetireOrdered
@@ -56,6 +57,20 @@ class Fleet:
         """Whether no instance holds a version, which the store does."""
         found = self.standing(version)
         return found["standing"] == "released" and not found["instances"]
+
+
+def unanswered(ended: Ended, reason: str, way_out: str) -> None:
+    """Check that there was nobody to ask: one error, with a hint, and nothing on stdout."""
+    assert (ended.code, ended.out) == (Exit.UNREACHABLE, "")
+    assert ended.err.count("error:") == ended.err.count("hint:") == 1
+    assert reason in ended.err
+    assert way_out in ended.err
+
+
+def test_without_a_fleet_nothing_is_rolled_back(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    kite = Fleet(tmp_path / "nowhere", capsys)
+    for options in ((), ("--to", "0123456789ab"), ("--dry-run",), ("--json",)):
+        unanswered(kite("upcycle", "rollback", BLEND, *options), f"no fleet in {tmp_path / 'nowhere'}", "--dir")
 
 
 @pytest.mark.timeout(180)
@@ -109,6 +124,7 @@ def test_a_version_returns_is_retired_and_returns_again(
         (parted,) = [outcome for title, outcome in told if title == f"retire {only['version']}: its retention is over"]
         assert parted.startswith(f"{only['version']} left ")
     assert left(home) == []
+    unanswered(kite("upcycle", "rollback", BLEND), "the fleet is not running", "kite up")
     with Reader.open(f"sqlite:///{home / 'ledger.db'}") as reader:
         assert next(iter(reader.find(types=[RetireOrdered.TYPE])))
         assert verify(reader).identical

@@ -9,7 +9,7 @@ from msgspec import structs
 
 from kite.ledger import Draft, Ledger, Reader
 from kite.ledger import Row as LedgerRow
-from kite_arbitrator.state import Row
+from kite_arbitrator.records import Row
 from kite_arbitrator.testing import BASE, LEDGER, NODE, Story
 from kite_incident import gaps, timeline, units
 from kite_incident.explain import explain

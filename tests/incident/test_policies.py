@@ -7,7 +7,7 @@ import pytest
 from kite.clock import iso
 from kite.ledger import Row as LedgerRow
 from kite_arbitrator import shipped
-from kite_arbitrator.state import Row
+from kite_arbitrator.records import Row
 from kite_arbitrator.testing import Story
 from kite_incident.policies import Difference, NoPolicy, NoSuchPolicy, choose, current, differences, history
 from kite_schemas.envelope import Header, encode

@@ -9,7 +9,8 @@ from pydantic_core import from_json, to_json
 
 from kite.ledger import ChainBroken, Reader
 from kite.testing.ledger import forge
-from kite_arbitrator.state import Row, current
+from kite_arbitrator.records import Row
+from kite_arbitrator.state import current
 from kite_arbitrator.testing import BASE, NODE, Story
 from kite_incident.explain import NoSuchDecision, explain
 from kite_incident.refusals import NothingSkipped, why_not

@@ -7,7 +7,7 @@ import pytest
 
 from kite.clock import US_PER_S, iso
 from kite.ledger import Reader, Row
-from kite_arbitrator.state import Row as CoreRow
+from kite_arbitrator.records import Row as CoreRow
 from kite_incident.refusals import NothingSkipped, why_not
 from kite_incident.testing import record
 from kite_incident.timeline import Entry, detail, timeline, title

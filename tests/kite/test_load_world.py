@@ -11,7 +11,8 @@ from pydantic import JsonValue
 from kite.clock import US_PER_S
 from kite.testing.load import PROFILES, SLOT_US, Calm, Correlated, Input, Profile, Size, World, run
 from kite_arbitrator import core, shipped
-from kite_arbitrator.state import Row, State
+from kite_arbitrator.records import Row
+from kite_arbitrator.state import State
 from kite_schemas.arbitration import PressureChanged
 from kite_schemas.guard import ComparisonRequested
 from kite_schemas.ledger import Created, Tick

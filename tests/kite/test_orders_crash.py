@@ -33,7 +33,7 @@ def log(folder: Path) -> str:
 @asynccontextmanager
 async def process(url: str, folder: Path) -> AsyncGenerator[None]:
     """Run the worker as a process, and kill it in the end."""
-    async with crash.process(folder / "log", None, run, url, folder) as child:
+    async with crash.process(folder / "log", None, run, url, folder, "n1", ACK_WAIT_S) as child:
         yield
         assert child.is_alive(), log(folder)
 

@@ -16,8 +16,8 @@ from kite.bus import DEC, EVT, TEL, Outgoing, dec_subject, evt_subject, stream_o
 from kite.bus.publish import wire_headers
 from kite.trust import Signer
 from kite_arbitrator.intake import PRODUCERS, belongs
+from kite_arbitrator.records import Row
 from kite_arbitrator.routing import destination
-from kite_arbitrator.state import Row
 from kite_schemas import asyncapi
 from kite_schemas.envelope import decode
 from kite_schemas.registry import TYPES

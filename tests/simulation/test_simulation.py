@@ -24,11 +24,12 @@ from kite.testing.simulation import Plan, plan_of
 from kite.testing.simulation.judge import judge
 from kite.testing.simulation.witness import heard, once
 from kite_arbitrator import core
+from kite_arbitrator.records import Row
 from kite_arbitrator.rules.draft import Draft, Rule, Rules
 from kite_arbitrator.rules.v1 import expiry, freshness, injection, pressure
 from kite_arbitrator.simulation.run import History, folded, redecided, simulate
 from kite_arbitrator.simulation.text import drafts
-from kite_arbitrator.state import Row, State
+from kite_arbitrator.state import State
 from kite_incident.replay import verify
 from kite_schemas.arbitration import (
     Channel,

@@ -21,8 +21,8 @@ from kite.testing.bus import FACTS_BYTES, nats
 from kite.testing.engine import BASE_NAME
 from kite.testing.eventually import eventually
 from kite.testing.orders import ASKED, Said, facts, give, ordered
+from kite_arbitrator.records import Row
 from kite_arbitrator.routing import destination
-from kite_arbitrator.state import Row
 from kite_schemas.proof import EffectProven
 from kite_schemas.telemetry import InstanceWindow, Window
 from kite_schemas.upcycle import (

@@ -185,6 +185,7 @@ async def test_every_request_to_the_engine_carries_the_trace_of_its_order(
         await desk.outcome(EffectProven, await desk.load(resident, tap.url))
         carried = tap.seen.count(f"traceparent: {TRACEPARENT[:35]}".encode())
         assert carried == tap.seen.count(b" HTTP/1.1\r\n")
+        assert tap.seen.count(b"POST /collective_rpc") == 2, "what it holds is asked before the load and after it"
 
 
 # -------------------------------------------------------------------------------------------------------- verification

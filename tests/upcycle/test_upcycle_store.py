@@ -1,10 +1,13 @@
 """The store: a version is complete or not there, its name is its content, and a crash leaves nothing that matters."""
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import textwrap
+import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -130,6 +133,99 @@ def test_a_full_disk_is_one_clear_error(tmp_path: Path) -> None:
     assert caught.value.retryable
     assert caught.value.free_bytes > 0
     assert leftovers(tmp_path) == []
+
+
+HARMS: dict[str, Callable[[Path], None]] = {
+    "gone": shutil.rmtree,
+    "cut": lambda folder: _cut(folder / "adapter_model.safetensors"),
+    "half": lambda folder: (folder / "adapter_config.json").unlink(),
+}
+
+
+def _cut(file: Path) -> None:
+    file.chmod(0o644)
+    file.write_bytes(file.read_bytes()[:-1])
+
+
+@pytest.mark.parametrize("harm", HARMS.values(), ids=HARMS)
+@pytest.mark.parametrize("exchanges", [True, False], ids=["at once", "one by one"])
+def test_a_damaged_version_is_replaced_by_the_same_content(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, harm: Callable[[Path], None], exchanges: bool
+) -> None:
+    if not exchanges:  # as on a file system that cannot
+        monkeypatch.setattr("kite_upcycle.exchange.RENAME_EXCHANGE", 1 << 30)
+    store = Store(tmp_path)
+    version = store.put(build)
+    harm(version.path)
+    assert store.restore(build, lambda _: None) == store.check(version.digest) == version
+    assert leftovers(tmp_path) == []
+
+
+def test_what_is_replaced_is_never_absent_for_whoever_reads_it(tmp_path: Path) -> None:
+    """An engine that evicted an adapter reads it again at any moment, and dies when its folder is gone."""
+    store = Store(tmp_path)
+    version = store.put(build)
+    absent, over = list[int](), threading.Event()
+
+    def read() -> None:
+        while not over.is_set():
+            if not version.path.is_dir():
+                absent.append(1)
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    try:
+        for _ in range(20):
+            _cut(version.path / "adapter_model.safetensors")
+            store.restore(build, lambda _: None)
+    finally:
+        over.set()
+        reader.join()
+    assert absent == []
+
+
+SMALL_DISK = 'mount -t tmpfs -o size=1m,nr_inodes=100 small "$0" && exec "$@"'
+ON_FULL_DISK = """
+    import sys
+    from pathlib import Path
+    from kite.testing import zoo
+    from kite_upcycle.store import Manifest, Store, StoreFull
+
+    root = Path(sys.argv[1])
+
+    def build(folder):
+        zoo.write_adapter(folder)
+        return Manifest.model_validate_json(sys.argv[2])
+
+    version = Store(root).put(build)
+    size = version.size_bytes
+    try:
+        for number in range(1_000):
+            (root / str(number)).touch()
+    except OSError as error:
+        print(error.strerror)
+    try:
+        Store(root).put(build)
+    except StoreFull as error:
+        print(error.code)
+    print(Store(root).delete(version.digest) == size, [*version.path.parent.iterdir(), *(root / "incoming").iterdir()])
+"""
+
+
+def on_small_disk(folder: Path, *command: str) -> subprocess.CompletedProcess[str]:
+    mounted = ["unshare", "--map-root-user", "--mount", "sh", "-c", SMALL_DISK, str(folder), *command]
+    return subprocess.run(mounted, check=False, capture_output=True, text=True)
+
+
+def may_mount() -> bool:
+    return shutil.which("unshare") is not None and on_small_disk(Path("/tmp"), "true").returncode == 0  # noqa: S108
+
+
+@pytest.mark.skipif(not may_mount(), reason="a small disk needs a mount namespace, which is forbidden here")
+def test_on_a_disk_without_room_for_a_single_name_a_version_can_still_be_deleted(tmp_path: Path) -> None:
+    script = textwrap.dedent(ON_FULL_DISK)
+    done = on_small_disk(tmp_path, sys.executable, "-c", script, str(tmp_path), MANIFEST.to_bytes().decode())
+    assert done.stdout.splitlines() == ["No space left on device", "store_full", "True []"], done.stderr
 
 
 BUILDER = """

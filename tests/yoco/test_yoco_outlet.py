@@ -14,8 +14,8 @@ from kite.events import Composed, Origin, compose, new_id
 from kite.testing.bus import FACTS_BYTES
 from kite.testing.eventually import eventually
 from kite.testing.orders import ASKED
+from kite_arbitrator.records import Row
 from kite_arbitrator.routing import destination
-from kite_arbitrator.state import Row
 from kite_schemas.arbitration import Transport, TransportChanged
 from kite_schemas.envelope import EVENT_MAX_BYTES, decode
 from kite_schemas.telemetry import Window

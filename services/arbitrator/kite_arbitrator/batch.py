@@ -11,7 +11,8 @@ from kite.ledger import Draft, Outgoing
 from kite.trust import Keyring, Signature
 from kite_arbitrator import core, routing
 from kite_arbitrator.intake import Arrival, Doubted, Found, examine, repeatable
-from kite_arbitrator.state import Row, State
+from kite_arbitrator.records import Row
+from kite_arbitrator.state import State
 from kite_schemas.envelope import Header, encode
 from kite_schemas.ledger import DeadlineMissed, EventIdConflict, ProducerKeyAdded, Rejected
 from kite_schemas.model import Data

@@ -10,8 +10,9 @@ from uuid import UUID, uuid5
 from msgspec import structs
 
 from kite_arbitrator.folds import fold
+from kite_arbitrator.records import Row
 from kite_arbitrator.rules import draft, v1
-from kite_arbitrator.state import Row, State
+from kite_arbitrator.state import State
 from kite_schemas.model import Data
 from kite_schemas.telemetry import Window
 

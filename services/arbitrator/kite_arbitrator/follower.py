@@ -9,7 +9,7 @@ from kite.ledger import Head, Lease, Reader
 from kite.ledger import Row as LedgerRow
 from kite_arbitrator import core
 from kite_arbitrator.reading import LASTING, read
-from kite_arbitrator.state import Row
+from kite_arbitrator.records import Row
 from kite_schemas.envelope import MalformedEvent
 from kite_schemas.ledger import ProducerKeyAdded
 

@@ -5,7 +5,8 @@ Timers fire on ticks only, so this is how exactly they are kept. A quiet fleet t
 
 from collections.abc import Iterator
 
-from kite_arbitrator.state import Standing, State
+from kite_arbitrator.records import Standing
+from kite_arbitrator.state import State
 from kite_schemas.policy import ArbitrationPolicy
 
 UNRULED_US = 1_000_000

@@ -1,7 +1,7 @@
 """From stored rows to what the core reads."""
 
 from kite.ledger import Row as LedgerRow
-from kite_arbitrator.state import Row
+from kite_arbitrator.records import Row
 from kite_schemas.envelope import decode
 from kite_schemas.ledger import Tick
 from kite_schemas.model import Data

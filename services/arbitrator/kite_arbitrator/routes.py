@@ -7,7 +7,8 @@ of their own. The ledger keeps them as a table, for those who send requests and 
 from collections.abc import Iterable, Iterator
 
 from kite.ledger import Route
-from kite_arbitrator.state import Blend, Instance, State, holders, lost_node, serving
+from kite_arbitrator.records import Blend, Instance
+from kite_arbitrator.state import State, holders, lost_node, serving
 from kite_schemas.arbitration import Channel
 
 

@@ -1,7 +1,7 @@
 """Where a decision is published: orders and notices go to their worker, everything else to whoever listens."""
 
 from kite.bus import FLEET, dec_subject
-from kite_arbitrator.state import Row
+from kite_arbitrator.records import Row
 from kite_schemas.arbitration import OrderExpired, TransportChanged
 from kite_schemas.upcycle import DecaySet, ResidentsSet
 from kite_schemas.why import Order

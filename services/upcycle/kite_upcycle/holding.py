@@ -4,7 +4,7 @@ import asyncio
 from pathlib import Path
 
 from kite import clock, proof
-from kite.engine import Engine, EngineRefused, Refusal
+from kite.engine import Engine, EngineRefused, Loaded, Refusal
 from kite.orders import Emit, Received, stage
 from kite.probes import Probes
 from kite.proof import Missing, Proven
@@ -49,12 +49,15 @@ class Holding:
             stage("list")
             listed = await engine.models()
             plan = core.plan_load(order.resident, listed)
-            slot = await self._give(engine, order) if plan.load else None
-            took_us = clock.mono_us() - began_us
-            taken = core.number(await engine.held())
-            await emit(
-                BlendLoaded(instance=order.instance, version=version, duration_us=took_us, slot=slot, slots_taken=taken)
+            given = await self._give(engine, order) if plan.load else Loaded(None, await engine.held())
+            told = BlendLoaded(
+                instance=order.instance,
+                version=version,
+                duration_us=clock.mono_us() - began_us,
+                slot=given.slot,
+                slots_taken=core.number(given.held),
             )
+            await emit(told)
             stage("prove")
             found = await self._prove(engine, order, plan.effect_print)
         if plan.load and isinstance(found, Proven):
@@ -84,24 +87,19 @@ class Holding:
         took_us = clock.mono_us() - began_us
         return BlendUnloaded(instance=order.instance, version=order.version, slots_taken=taken, duration_us=took_us)
 
-    async def _give(self, engine: Engine, order: LoadOrdered) -> int | None:
-        """Check the stored version, load it, and look whether the engine has it; return its slot."""
+    async def _give(self, engine: Engine, order: LoadOrdered) -> Loaded:
+        """Check the stored version, load it, and look whether the engine has it; return what it holds then."""
         stage("check")
         resident = order.resident
         checked = await self._making.checked(resident)
         stage("load")
         began_us = clock.wall_us()
-        slot: int | None = None
-        try:
-            slot = await engine.load(resident.version, str(checked.path))
-        except EngineRefused as error:
-            if error.reason is not Refusal.ALREADY_LOADED:
-                raise
+        given = await _load(engine, resident.version, str(checked.path))
         self._channel.loaded(order, began_us, clock.wall_us())
         stage("list")
         if resident.version not in await engine.models():
             raise NotListed(resident.version)
-        return slot
+        return given
 
     async def _prove(self, engine: Engine, order: LoadOrdered, effect_print: EffectPrint | None) -> Proven | Missing:
         base, version, noise = order.base, order.resident.version, order.noise_micronats
@@ -124,6 +122,16 @@ class Holding:
                 raise
             return False
         return True
+
+
+async def _load(engine: Engine, version: str, path: str) -> Loaded:
+    """Load a version; one that came in between the two looks, by an order that was given up, is there already."""
+    try:
+        return await engine.load(version, path)
+    except EngineRefused as error:
+        if error.reason is not Refusal.ALREADY_LOADED:
+            raise
+        return Loaded(None, await engine.held())
 
 
 async def take(engine: Engine, version: str, slot: int | None) -> None:

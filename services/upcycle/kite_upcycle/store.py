@@ -18,6 +18,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from kite.durable import sync
 from kite.errors import Fault, KiteError, MissingPath, UsageError
 from kite_schemas.model import NAME_MAX_CHARS, NAME_PATTERN
+from kite_upcycle.exchange import put_in_place
 from kite_upcycle.reader import CONFIG_NAME, MANIFEST_NAME, TENSORS_NAME, digest
 from kite_upcycle.violations import UnreadableAdapter
 
@@ -192,8 +193,7 @@ class Store:
             try:
                 return self.check(address)
             except (MissingPath, StoreDamaged):
-                self._discard(address)
-            folder.rename(self.path_of(address))
+                put_in_place(folder, self.path_of(address))  # an engine may read it again at any moment
             sync(self._versions)
             return Version(address, self.path_of(address), manifest)
 
@@ -216,14 +216,17 @@ class Store:
         return tuple(sorted((name, stat.st_size, stat.st_mtime_ns) for name, stat in found))
 
     def _discard(self, address: str) -> None:
-        """Move a version aside, so that nobody sees half of it, and remove it there."""
-        path = self.path_of(address)
-        with self._fresh() as aside:
-            try:
-                path.rename(aside / address)
-            except FileNotFoundError:
-                return
-            sync(self._versions)
+        """Move a version aside, so that nobody sees half of it, and remove it there: on a full disk, too.
+
+        What a crash leaves there is swept; nothing is made for it, since there may be no room for a folder.
+        """
+        aside = self._incoming / uuid.uuid4().hex
+        try:
+            self.path_of(address).rename(aside)
+        except FileNotFoundError:
+            return
+        sync(self._versions)
+        shutil.rmtree(aside, ignore_errors=True)
 
     def _commit(self, folder: Path, manifest: Manifest) -> Version:
         self._seal(folder, manifest)

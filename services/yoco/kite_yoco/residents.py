@@ -57,9 +57,10 @@ async def hold(
 async def load(duty: Duty[InstanceOrder], resident: Resident) -> None:
     """Load one resident and say so. Raises EngineError."""
     began_us = mono_us()
-    slot = await duty.instance.engine.load(resident.version, str(duty.place.adapter_root / resident.path))
+    loaded = await duty.instance.engine.load(resident.version, str(duty.place.adapter_root / resident.path))
     took_us = mono_us() - began_us
-    await duty.tell(BlendLoaded(instance=duty.instance.id, version=resident.version, duration_us=took_us, slot=slot))
+    told = BlendLoaded(instance=duty.instance.id, version=resident.version, duration_us=took_us, slot=loaded.slot)
+    await duty.tell(told)
 
 
 async def prove(

@@ -1,6 +1,6 @@
 """The port to one inference server: start it, ask it, change what it serves. Nothing else speaks HTTP to an engine."""
 
-from kite.engine.client import Engine
+from kite.engine.client import Engine, Loaded
 from kite.engine.command import command
 from kite.engine.errors import (
     Death,
@@ -32,6 +32,7 @@ __all__ = [
     "EngineUnreachable",
     "Facts",
     "Keep",
+    "Loaded",
     "Refusal",
     "command",
     "free_port",

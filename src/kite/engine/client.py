@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Generator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Self, TypeAlias
+from typing import NamedTuple, Self, TypeAlias
 
 import httpx
 
@@ -49,6 +49,16 @@ READ_TRIES = 8  # of one distribution whose answer was spoilt by another client'
 
 Prompt: TypeAlias = str | Sequence[int]
 """Text, or token ids."""
+
+
+class Loaded(NamedTuple):
+    """What an engine tells of a load: its own number of the adapter (its slot), and all slots that it holds then.
+
+    Each is None when it does not tell.
+    """
+
+    slot: int | None
+    held: frozenset[int] | None
 
 
 class Engine:
@@ -111,17 +121,17 @@ class Engine:
         """Return what torch's allocator holds for each worker, None on CPU: it answers between two steps."""
         return read_allocations(await self._rpc(ALLOCATOR, "its allocators"))
 
-    async def load(self, name: str, path: str) -> int | None:
+    async def load(self, name: str, path: str) -> Loaded:
         """Load the adapter in folder `path` (as the engine sees it) under a new `name`; a name is never loaded anew.
 
-        Returns the engine's own number of it (its slot), None when the engine does not tell. 200 OK is no proof of an
-        effect: an adapter whose keys match no module is accepted and the base is served.
+        200 OK is no proof of an effect: an adapter whose keys match no module is accepted and the base is served.
         """
         body = {"lora_name": name, "lora_path": path}
         async with self._loading:
             before = await self.held()
             await self._call("POST", "/v1/load_lora_adapter", f"to load {name}", LOAD_S, body=body)
-            return added(before, await self.held())
+            held = await self.held()
+        return Loaded(added(before, held), held)
 
     async def held(self) -> frozenset[int] | None:
         """Return the slots of the adapters that the engine holds, unloaded ones too; None when it does not tell."""

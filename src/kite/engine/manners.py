@@ -2,6 +2,7 @@
 
 import os
 import re
+import resource
 from collections.abc import Collection, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -11,6 +12,7 @@ from kite.engine.errors import EngineUnplaced
 NICENESS = 10  # control must not starve beside inference
 HELD_NICENESS = 19  # nor inference beside what only gets ready
 CAP_SYS_NICE = 23  # <linux/capability.h>
+NICE_ZERO = 20  # what RLIMIT_NICE calls niceness 0; 40 is -20
 STATUS = Path("/proc/self/status")
 
 
@@ -37,8 +39,10 @@ def allowed() -> frozenset[int]:
 def held_niceness() -> int:
     """Return the niceness of what waits: without the right to take it back, that of any engine."""
     found = re.search(r"^CapEff:\s*([0-9a-f]+)$", STATUS.read_text(encoding="ascii"), re.MULTILINE)
-    may_lift = found is not None and int(found[1], 16) >> CAP_SYS_NICE & 1
-    return HELD_NICENESS if may_lift else NICENESS
+    is_able = found is not None and bool(int(found[1], 16) >> CAP_SYS_NICE & 1)
+    limit, _ = resource.getrlimit(resource.RLIMIT_NICE)
+    is_allowed = limit >= NICE_ZERO - NICENESS or limit == resource.RLIM_INFINITY
+    return HELD_NICENESS if is_able or is_allowed else NICENESS
 
 
 def place(processes: Collection[int], where: Collection[int], niceness: int) -> None:

@@ -113,11 +113,19 @@ def make(kind: type[Request], reason: str, **fields: object) -> Request:
 
 
 async def ask(
-    fleet: Address, subject: str, request: Request, closes: Closes, *, limit_s: float, on_event: Told | None = None
+    fleet: Address,
+    subject: str,
+    request: Request,
+    closes: Closes,
+    *,
+    limit_s: float,
+    answer_s: float = ANSWER_S,
+    on_event: Told | None = None,
 ) -> Story:
     """Publish a request under a trace of its own, follow it until `closes`, and return it as the ledger has it.
 
-    `limit_s` is how long it may stay silent between two events; while an order is open, as long as that one lives.
+    `answer_s` is how long it may stay silent once the ledger has it, `limit_s` between two events; while an order is
+    open, as long as that one lives.
     Raises what `line` and its `Line` raise, and StillOpen. Being cancelled ends the following only.
     """
     async with line(fleet) as sent:
@@ -127,7 +135,9 @@ async def ask(
             after_pos = await sent.send(event)
             row, last = await _both(
                 sent.taken(event, after_pos),
-                _followed(sent.bus, after, event.header.id, closes, limit_s=limit_s, on_event=on_event),
+                _followed(
+                    sent.bus, after, event.header.id, closes, answer_s=answer_s, limit_s=limit_s, on_event=on_event
+                ),
             )
     return await _story(fleet, event, row, last)
 
@@ -202,13 +212,20 @@ async def _feed(bus: Bus, stream: str, after_seq: int, see: See) -> None:
 
 
 async def _followed(
-    bus: Bus, after: Mapping[str, int], request: str, closes: Closes, *, limit_s: float, on_event: Told | None
+    bus: Bus,
+    after: Mapping[str, int],
+    request: str,
+    closes: Closes,
+    *,
+    answer_s: float,
+    limit_s: float,
+    on_event: Told | None,
 ) -> str:
     """Return the id of the event that closed the request."""
     seen: list[Event] = []
     closing: list[Event] = []
     loop = asyncio.get_running_loop()
-    limit = asyncio.timeout(ANSWER_S)
+    limit = asyncio.timeout(answer_s)
 
     def see(event: Event) -> bool:
         if event.header.correlationid != request or closing:  # the other stream may go on for a moment
@@ -226,7 +243,7 @@ async def _followed(
             await watch(bus, after, see)
     except TimeoutError:
         if not seen:
-            raise ArbitratorSilent(request, ANSWER_S) from None
+            raise ArbitratorSilent(request, answer_s) from None
         raise StillOpen(request, limit_s, seen[-1].header.type) from None
     return closing[0].header.id
 

@@ -8,8 +8,8 @@ from kite_cli.place import Address
 from kite_schemas.envelope import Event
 from kite_schemas.upcycle import BlendPromoted, Return, RollbackClosed, RollbackRequested
 
-ROLLBACK_S = 60.0
-"""Silence that is still normal; while a load is open it may be as long as its order lives."""
+ROLLBACK_S = 180.0
+"""Silence that is still normal, from the beginning on: the version may be draining (60 s), or be made again (120 s)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,8 @@ async def rollback(
     Raises what `ask` raises, and UsageError for a name that cannot be one of a blend or a version.
     """
     request = make(RollbackRequested, reason, blend=blend, version=version, dry_run=dry_run)
-    story = await ask(fleet, f"blend/{blend}", request, _is_closed, limit_s=ROLLBACK_S, on_event=on_event)
+    subject = f"blend/{blend}"
+    story = await ask(fleet, subject, request, _is_closed, answer_s=ROLLBACK_S, limit_s=ROLLBACK_S, on_event=on_event)
     return ended(story)
 
 

@@ -11,7 +11,7 @@ from kite.errors import Fault, KiteError, Unreachable
 from kite.events import Composed, publish
 from kite.ledger import Reader, Row
 from kite.trust import Signer
-from kite_cli.place import Address, bus_url, reading, signer
+from kite_cli.place import Address, bus_url, login, reading, signer
 from kite_schemas.envelope import decode
 from kite_schemas.ledger import REJECTED_BYTES_MAX, Refusal, Rejected
 
@@ -90,9 +90,9 @@ class Line:
 
 @asynccontextmanager
 async def line(fleet: Address) -> AsyncGenerator[Line]:
-    """Connect to the bus of a fleet. Raises NoFleet, BusUnreachable, and the errors of `load_signer`."""
+    """Connect to the bus of a fleet. Raises NoFleet, and the errors of `Bus.connect`, `load_signer` and `login`."""
     url, own = bus_url(fleet), signer(fleet)
-    async with await Bus.connect(url, "cli", signer=own, wait_s=CONNECT_S) as bus:
+    async with await Bus.connect(url, "cli", signer=own, login=login(), wait_s=CONNECT_S) as bus:
         yield Line(bus, fleet, own)
 
 

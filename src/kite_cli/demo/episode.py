@@ -10,7 +10,8 @@ from kite.clock import US_PER_S, mono_us
 from kite.errors import Fault, KiteError
 from kite.ledger import Reader
 from kite.testing.load.traffic import Bounds, Prompts, Workers, drive
-from kite_arbitrator.state import Instance, State, current, serving
+from kite_arbitrator.records import Instance
+from kite_arbitrator.state import State, current, serving
 from kite_cli.asking import request
 from kite_cli.embedded.fleet import Fleet
 from kite_cli.place import reading

@@ -3,7 +3,8 @@
 from dataclasses import dataclass
 
 from kite.errors import Fault, KiteError
-from kite_arbitrator.state import Standing, State
+from kite_arbitrator.records import Standing
+from kite_arbitrator.state import State
 from kite_cli.asking.following import Told
 from kite_cli.asking.rollback import Rollback, rollback
 from kite_cli.demo.episode import Say, Watch, set_limits

@@ -17,11 +17,8 @@ from kite_arbitrator.folds import (
     telemetry,
     versions,
 )
-from kite_arbitrator.state import (
-    Row,
-    State,
-    put,
-)
+from kite_arbitrator.records import Row
+from kite_arbitrator.state import State, put
 from kite_schemas.arbitration import (
     ChannelSelected,
     Discarded,
@@ -139,6 +136,7 @@ def _blend_failed(state: State, row: Row, data: BlendFailed) -> State:
     """What was to be made again did not fail the injection that brought it."""
     order = state.orders.get(data.order or "")
     if order is not None and order.type == RebuildOrdered.TYPE:
+        state = rollbacks.not_restored(state, order.version, f"{data.code}: {data.message}")
         return versions.failed(state, row, data)
     return injections.blend_failed(state, row, data)
 
@@ -158,7 +156,8 @@ def _proven(state: State, row: Row, data: EffectProven) -> State:
 
 
 def _load_failed(state: State, row: Row, data: LoadFailed) -> State:
-    return rollbacks.missed(injections.load_failed(state, row, data), row, data)
+    state = rollbacks.missed(injections.load_failed(state, row, data), row, data)
+    return versions.load_failed(state, row, data)
 
 
 def _effect_missing(state: State, row: Row, data: EffectMissing) -> State:

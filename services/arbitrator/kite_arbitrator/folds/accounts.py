@@ -8,7 +8,8 @@ from collections.abc import Iterator
 
 from msgspec import structs
 
-from kite_arbitrator.state import Account, Standing, State, Stored, current, put, without
+from kite_arbitrator.records import Account, Standing, Stored
+from kite_arbitrator.state import State, current, put, without
 from kite_schemas.model import PPM
 
 METADATA_BYTES = 1_200_000

@@ -3,7 +3,8 @@
 from msgspec import structs
 
 from kite_arbitrator.folds.pressure import without_holds
-from kite_arbitrator.state import Hold, Row, State, Turn, put, without
+from kite_arbitrator.records import Hold, Row, Turn
+from kite_arbitrator.state import State, put, without
 from kite_arbitrator.turns import way
 from kite_schemas.arbitration import Discarded, GapAcknowledged, Held, Mode, ModeChanged
 from kite_schemas.ledger import BusEpochChanged, BusGap

@@ -2,7 +2,8 @@
 
 from msgspec import structs
 
-from kite_arbitrator.state import Freeze, Row, State, Watch, current, pools, put, watch_of, with_item
+from kite_arbitrator.records import Freeze, Row, Watch
+from kite_arbitrator.state import State, current, pools, put, watch_of, with_item
 from kite_schemas.arbitration import Held
 from kite_schemas.guard import Compared, ComparisonOrdered, DistributionMeasured, MeasurementOrdered
 from kite_schemas.probes import Registered

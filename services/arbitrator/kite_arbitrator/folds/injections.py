@@ -3,21 +3,8 @@
 from msgspec import structs
 
 from kite_arbitrator.folds import rollbacks
-from kite_arbitrator.state import (
-    Blend,
-    Injection,
-    Instance,
-    OpenOrder,
-    Phase,
-    Row,
-    Standing,
-    State,
-    backed_off,
-    put,
-    quarantined,
-    standing_of,
-    without,
-)
+from kite_arbitrator.records import Blend, Injection, Instance, OpenOrder, Phase, Row, Standing
+from kite_arbitrator.state import State, backed_off, delayed, put, quarantined, standing_of, without
 from kite_schemas.proof import EffectMissing, EffectProven, Missing
 from kite_schemas.upcycle import (
     AdapterRefused,
@@ -40,6 +27,9 @@ from kite_schemas.upcycle import (
 )
 from kite_schemas.why import Reason
 from kite_schemas.yoco import State as Life
+
+UNREACHABLE = "engine_unreachable"
+"""Code of an order whose engine did not answer: it is gone, or will answer again."""
 
 
 def requested(state: State, row: Row, data: InjectionRequested) -> State:
@@ -228,7 +218,20 @@ def rollback_ordered(state: State, _row: Row, data: RollbackOrdered) -> State:
 
 
 def rollback_failed(state: State, _row: Row, data: RollbackFailed) -> State:
-    return stuck(state, data.request, data.instance)
+    """An engine that is gone holds nothing: its node will say so, and one that answers again is asked once more."""
+    injection, instance = state.injections.get(data.request), state.instances.get(data.instance)
+    if injection is None or instance is None or instance.state is not Life.READY:
+        return state
+    target = undo_target(data.version, data.instance)
+    if data.code != UNREACHABLE or target in state.delays or data.instance not in injection.failed:
+        return stuck(state, data.request, data.instance)
+    again = structs.replace(injection, touched=added(injection.touched, data.instance))
+    return put(delayed(state, target), again)
+
+
+def undo_target(version: str, instance: str) -> str:
+    """Return what is put off when an engine could not be asked to let go of a version."""
+    return f"undo/{version}@{instance}"
 
 
 def stuck(state: State, request: str, instance: str) -> State:
@@ -256,6 +259,11 @@ def promoted(state: State, row: Row, data: BlendPromoted) -> State:
 
 
 def closed(state: State, _row: Row, data: InjectionClosed) -> State:
+    injection = state.injections.get(data.request)
+    if injection is not None and injection.resident is not None:
+        done = {undo_target(injection.resident.version, name) for name in injection.failed}
+        delays = {target: delay for target, delay in state.delays.items() if target not in done}
+        state = structs.replace(state, delays=delays) if len(delays) < len(state.delays) else state
     return structs.replace(state, injections=without(state.injections, data.request))
 
 

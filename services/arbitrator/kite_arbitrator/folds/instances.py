@@ -5,21 +5,8 @@ from msgspec import structs
 from kite_arbitrator.folds import passages
 from kite_arbitrator.folds.injections import lost
 from kite_arbitrator.folds.pressure import without_holds
-from kite_arbitrator.state import (
-    Instance,
-    Node,
-    OpenOrder,
-    Row,
-    State,
-    backed_off,
-    instance_id,
-    pool_of,
-    pool_subject,
-    put,
-    quarantined,
-    with_item,
-    without,
-)
+from kite_arbitrator.records import Instance, Node, OpenOrder, Row, pool_subject
+from kite_arbitrator.state import State, backed_off, instance_id, pool_of, put, quarantined, with_item, without
 from kite_schemas.why import Reason
 from kite_schemas.yoco import (
     SHUTDOWN,

@@ -2,18 +2,10 @@
 
 from msgspec import structs
 
-from kite_arbitrator.folds import passages, versions
+from kite_arbitrator.folds import passages, rollbacks, versions
 from kite_arbitrator.folds.injections import injection_expired, stuck
-from kite_arbitrator.state import (
-    OpenOrder,
-    Row,
-    State,
-    backed_off,
-    delayed,
-    put,
-    with_item,
-    without,
-)
+from kite_arbitrator.records import OpenOrder, Row
+from kite_arbitrator.state import State, backed_off, delayed, put, with_item, without
 from kite_schemas.arbitration import OrderExpired
 from kite_schemas.guard import ComparisonOrdered, MeasurementOrdered
 from kite_schemas.upcycle import (
@@ -157,7 +149,11 @@ def _version_kept(state: State, row: Row, order: OpenOrder, reason: Reason) -> S
     if order.type == RollbackOrdered.TYPE:
         return stuck(state, order.request or "", order.instance or "")
     state = versions.kept(state, row, order.version)
-    return state if reason is Reason.NODE_REPLACED else delayed(state, order.target)
+    if reason is Reason.NODE_REPLACED:
+        return state
+    if order.type == RebuildOrdered.TYPE:
+        state = rollbacks.not_restored(state, order.version, f"{order.node} did not answer in time")
+    return delayed(state, order.target)
 
 
 def _without_outcome(state: State, order: OpenOrder, name: str) -> State:

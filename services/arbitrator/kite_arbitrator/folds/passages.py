@@ -2,7 +2,8 @@
 
 from msgspec import structs
 
-from kite_arbitrator.state import Call, Instance, Passage, State, current, passage_key, put
+from kite_arbitrator.records import Call, Instance, Passage
+from kite_arbitrator.state import State, current, passage_key, put
 from kite_schemas.yoco import InstanceReady, Path, StartOrdered, WakeOrdered
 
 TOOK_MAX = 20

@@ -3,21 +3,8 @@
 from msgspec import structs
 
 from kite_arbitrator.folds.samples import missed_ppm
-from kite_arbitrator.state import (
-    Feed,
-    Load,
-    Pressure,
-    Row,
-    Selected,
-    State,
-    limit_us,
-    pool_subject,
-    put,
-    serving,
-    stale,
-    with_item,
-    without,
-)
+from kite_arbitrator.records import Feed, Load, Pressure, Row, Selected, pool_subject
+from kite_arbitrator.state import State, limit_us, put, serving, stale, with_item, without
 from kite_schemas.arbitration import ChannelSelected, PressureChanged
 from kite_schemas.policy import Pool
 from kite_schemas.upcycle import DecaySet, InjectionRequested

@@ -2,7 +2,9 @@
 
 from msgspec import structs
 
-from kite_arbitrator.state import Rollback, Row, State, former_of, put, targets_of, without
+from kite_arbitrator.folds.versions import restorable, unsound
+from kite_arbitrator.records import Rollback, Row
+from kite_arbitrator.state import State, former_of, put, targets_of, without
 from kite_schemas.proof import EffectMissing, EffectProven
 from kite_schemas.upcycle import LoadFailed, LoadOrdered, RollbackClosed, RollbackOrdered, RollbackRequested
 from kite_schemas.why import Reason
@@ -42,10 +44,36 @@ def proven(state: State, _row: Row, data: EffectProven) -> State:
 
 
 def missed(state: State, _row: Row, data: LoadFailed | EffectMissing) -> State:
-    """The version cannot be returned to: it was not loaded, or has no effect."""
+    """The version cannot be returned to: it was not loaded, or has no effect. Damaged files are made again first."""
     reason = Reason.LOAD_FAILED if isinstance(data, LoadFailed) else Reason.EFFECT_MISSING
     for rollback in [r for r in state.rollbacks.values() if r.version == data.version and data.instance in r.targets]:
-        state = put(state, failing(rollback, reason, f"{data.instance}: {data.code}"))
+        if isinstance(data, LoadFailed) and unsound(data) and _restored(state, rollback):
+            state = put(state, structs.replace(_untouched(rollback, data.instance), rebuilt=True))
+        else:
+            state = put(state, failing(rollback, reason, f"{data.instance}: {data.code}"))
+    return state
+
+
+def _restored(state: State, rollback: Rollback) -> bool:
+    """Tell whether its version is made again, or is yet to be: once, for a disk that damages it at once does not heal.
+
+    Ask before the version is known to be damaged: other targets may have found it so at the same time.
+    """
+    stored = state.versions.get(rollback.version)
+    return stored is not None and restorable(state, stored) and (stored.damaged or not rollback.rebuilt)
+
+
+def _untouched(rollback: Rollback, instance: str) -> Rollback:
+    """Return a rollback as it was before an instance was given its load."""
+    return structs.replace(
+        rollback, touched=_without(rollback.touched, instance), brought=_without(rollback.brought, instance)
+    )
+
+
+def not_restored(state: State, version: str, detail: str) -> State:
+    """What cannot be made again cannot be returned to."""
+    for rollback in [r for r in state.rollbacks.values() if r.version == version]:
+        state = put(state, failing(rollback, Reason.DAMAGED, f"{version} cannot be made again: {detail}"))
     return state
 
 
@@ -56,18 +84,16 @@ def failing(rollback: Rollback, reason: Reason, detail: str) -> Rollback:
 
 def dropped(rollback: Rollback, instance: str) -> Rollback:
     """Return a rollback without a target that answers no more; without any it has failed."""
-
-    def others(names: tuple[str, ...]) -> tuple[str, ...]:
-        return tuple(name for name in names if name != instance)
-
     left = structs.replace(
-        rollback,
-        targets=others(rollback.targets),
-        touched=others(rollback.touched),
-        brought=others(rollback.brought),
-        proven=others(rollback.proven),
+        _untouched(rollback, instance),
+        targets=_without(rollback.targets, instance),
+        proven=_without(rollback.proven, instance),
     )
     return left if left.targets else failing(left, Reason.INSTANCE_LOST, f"{instance} stopped, and was the last target")
+
+
+def _without(names: tuple[str, ...], instance: str) -> tuple[str, ...]:
+    return tuple(name for name in names if name != instance)
 
 
 def undone(state: State, _row: Row, data: RollbackOrdered) -> State:
@@ -75,7 +101,7 @@ def undone(state: State, _row: Row, data: RollbackOrdered) -> State:
     rollback = state.rollbacks.get(data.request)
     if rollback is None:
         return state
-    return put(state, structs.replace(rollback, brought=tuple(n for n in rollback.brought if n != data.instance)))
+    return put(state, structs.replace(rollback, brought=_without(rollback.brought, data.instance)))
 
 
 def closed(state: State, _row: Row, data: RollbackClosed) -> State:

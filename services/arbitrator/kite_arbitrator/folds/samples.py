@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from math import isqrt
 from operator import attrgetter
 
-from kite_arbitrator.state import Load, Sample
+from kite_arbitrator.records import Load, Sample
 from kite_schemas.model import PPM
 from kite_schemas.telemetry import InstanceWindow
 

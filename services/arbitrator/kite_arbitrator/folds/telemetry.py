@@ -8,7 +8,8 @@ from collections.abc import Mapping
 from msgspec import structs
 
 from kite_arbitrator.folds import injections, pressure, samples
-from kite_arbitrator.state import Feed, Load, Node, Pressure, Row, Sample, Span, State, probed, put
+from kite_arbitrator.records import Feed, Load, Node, Pressure, Row, Sample, Span
+from kite_arbitrator.state import State, probed, put
 from kite_schemas.arbitration import Transport, TransportChanged
 from kite_schemas.ledger import LeaseTaken
 from kite_schemas.model import PPM

@@ -2,20 +2,8 @@
 
 from msgspec import structs
 
-from kite_arbitrator.state import (
-    Injection,
-    Instance,
-    Phase,
-    Row,
-    Standing,
-    State,
-    Stored,
-    Told,
-    delayed,
-    listing,
-    put,
-    without,
-)
+from kite_arbitrator.records import Injection, Instance, Phase, Row, Standing, Stored, Told
+from kite_arbitrator.state import State, delayed, lasting, listing, put, without
 from kite_schemas.proof import EffectMissing, EffectProven
 from kite_schemas.upcycle import (
     BlendDeleted,
@@ -28,6 +16,7 @@ from kite_schemas.upcycle import (
     DeleteOrdered,
     DriftObserved,
     InjectionClosed,
+    LoadFailed,
     RebuildOrdered,
     ResidentsSet,
     RetireFailed,
@@ -40,6 +29,9 @@ LOOSE = frozenset({Standing.RELEASED, Standing.UNWANTED, Standing.DELETING})
 
 LEAVING = frozenset({Standing.RETAINED, Standing.RETIRING})
 """What is in the store alone as soon as no instance lists it."""
+
+UNSOUND = frozenset({"store_damaged", "missing_path"})
+"""Codes of a load that ended before the engine was asked: the version's files are not its own, or gone."""
 
 
 def stored(state: State, row: Row, data: BlendStored) -> State:
@@ -119,6 +111,24 @@ def closed(state: State, row: Row, data: InjectionClosed) -> State:
     if stored is None or stored.standing is not Standing.FRESH or stored.request != data.request:
         return state
     return put(state, _moved(stored, Standing.RETIRING if stored.left_us else Standing.UNWANTED, row))
+
+
+def load_failed(state: State, _row: Row, data: LoadFailed) -> State:
+    """What was found damaged on the way to an engine is known to be, without a look at what engines hold."""
+    stored = state.versions.get(data.version)
+    if stored is None or not unsound(data):
+        return state
+    return put(state, structs.replace(stored, damaged=True))
+
+
+def unsound(data: LoadFailed) -> bool:
+    """Tell whether it was the version's files that kept it from being loaded."""
+    return data.stage == "check" and data.code in UNSOUND
+
+
+def restorable(state: State, stored: Stored) -> bool:
+    """Tell whether a version can be made again from its members, whose paths and weights are known."""
+    return lasting(state) and bool(stored.members)
 
 
 def effect_missing(state: State, _row: Row, data: EffectMissing) -> State:

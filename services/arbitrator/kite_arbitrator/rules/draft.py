@@ -5,7 +5,8 @@ from typing import TypedDict
 
 from msgspec import Struct
 
-from kite_arbitrator.state import Feed, Instance, Row, State, current
+from kite_arbitrator.records import Feed, Instance, Row
+from kite_arbitrator.state import State, current
 from kite_schemas.guard import ComparisonRequested
 from kite_schemas.model import Data
 from kite_schemas.policy import Pool

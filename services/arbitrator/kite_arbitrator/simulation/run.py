@@ -14,9 +14,10 @@ from kite.testing.simulation.node import SPACE
 from kite.testing.simulation.world import START_US
 from kite_arbitrator import core, shipped
 from kite_arbitrator.pace import look_us, tick_us
+from kite_arbitrator.records import Row
 from kite_arbitrator.routes import rerouted, routes
 from kite_arbitrator.routing import destination
-from kite_arbitrator.state import Row, State
+from kite_arbitrator.state import State
 from kite_schemas.arbitration import OrderExpired, TransportChanged
 from kite_schemas.ledger import Created, LeaseTaken, Tick
 from kite_schemas.model import Data

@@ -7,8 +7,8 @@ from kite import clock
 from kite.bus import EVT, TEL
 from kite.events import Origin
 from kite.ledger import Draft
+from kite_arbitrator.records import Row
 from kite_arbitrator.simulation.run import History, payload
-from kite_arbitrator.state import Row
 from kite_schemas.envelope import Header, encode
 from kite_schemas.telemetry import Window
 from kite_schemas.why import Decision, LedgerRow

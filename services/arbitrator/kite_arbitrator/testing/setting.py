@@ -7,7 +7,7 @@ from uuid import UUID, uuid5
 
 from pydantic import JsonValue
 
-from kite_arbitrator.state import Row
+from kite_arbitrator.records import Row
 from kite_schemas.model import Data
 from kite_schemas.telemetry import InstanceWindow, Source
 from kite_schemas.upcycle import AdapterRef

@@ -8,7 +8,8 @@ from uuid import UUID, uuid5
 from pydantic import JsonValue
 
 from kite_arbitrator import core, shipped
-from kite_arbitrator.state import Row, State
+from kite_arbitrator.records import Row
+from kite_arbitrator.state import State
 from kite_arbitrator.testing.setting import (
     BASE,
     HEALTHY,

@@ -1,5 +1,6 @@
 """Rules, version 1: the ordered tuples that the core asks once per input row."""
 
+from kite_arbitrator.records import Row
 from kite_arbitrator.rules.draft import Draft, Rule, Rules
 from kite_arbitrator.rules.v1 import (
     capacity,
@@ -20,7 +21,7 @@ from kite_arbitrator.rules.v1 import (
     rollback,
 )
 from kite_arbitrator.rules.v1.gate import admit
-from kite_arbitrator.state import Row, State
+from kite_arbitrator.state import State
 
 
 def _unchecked(_state: State, _row: Row, made: Draft) -> Draft:

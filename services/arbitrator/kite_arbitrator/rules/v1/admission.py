@@ -2,24 +2,13 @@
 
 from collections.abc import Iterator, Sequence
 
+from kite_arbitrator.records import Injection, Instance, Phase, Row
 from kite_arbitrator.rules.draft import Draft, age, at_least, at_most, seen, why, within
 from kite_arbitrator.rules.v1.closing import base_of, closed, reject, subject
 from kite_arbitrator.rules.v1.pressure import shedding
 from kite_arbitrator.rules.v1.slots import crowded, overfull
 from kite_arbitrator.rules.v1.weights import Refused, Weights, weigh
-from kite_arbitrator.state import (
-    Injection,
-    Instance,
-    Phase,
-    Row,
-    State,
-    current,
-    decay_of,
-    lost_node,
-    members,
-    reachable,
-    serving,
-)
+from kite_arbitrator.state import State, current, decay_of, lost_node, members, reachable, serving
 from kite_schemas.upcycle import (
     DeleteOrdered,
     Ending,

@@ -4,25 +4,13 @@ from collections.abc import Iterable, Iterator
 
 from msgspec import structs
 
+from kite_arbitrator.records import Instance, Row, pool_subject
 from kite_arbitrator.rules.draft import Draft, reached, seen, why, windows
 from kite_arbitrator.rules.v1.fleet import drain_order
 from kite_arbitrator.rules.v1.handover import against, patience_us, ready_order
 from kite_arbitrator.rules.v1.paths import Way, fastest, wake_busy, way
 from kite_arbitrator.rules.v1.pressure import pressed_pool, undecided
-from kite_arbitrator.state import (
-    Instance,
-    Row,
-    State,
-    busy,
-    current,
-    instances_of,
-    lost_node,
-    pool_of,
-    pool_subject,
-    put,
-    reachable,
-    stale,
-)
+from kite_arbitrator.state import State, busy, current, instances_of, lost_node, pool_of, put, reachable, stale
 from kite_schemas.arbitration import Channel, Held
 from kite_schemas.ledger import Tick
 from kite_schemas.policy import Pool

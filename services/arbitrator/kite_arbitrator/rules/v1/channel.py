@@ -5,9 +5,10 @@ from collections.abc import Iterable, Iterator, Mapping
 from msgspec import Struct
 
 from kite_arbitrator.folds.telemetry import outside
+from kite_arbitrator.records import Blend, Feed, Instance, Row
 from kite_arbitrator.rules.draft import Draft, at_least, at_most, bases, heard, why
 from kite_arbitrator.rules.v1.gate import said
-from kite_arbitrator.state import Blend, Feed, Instance, Row, State, current, serving, stale
+from kite_arbitrator.state import State, current, serving, stale
 from kite_schemas.arbitration import Channel, ChannelSelected, Held
 from kite_schemas.ledger import Tick
 from kite_schemas.telemetry import Window

@@ -2,16 +2,10 @@
 
 from collections.abc import Iterator, Sequence
 
+from kite_arbitrator.records import Injection, Row
 from kite_arbitrator.rules.draft import Draft, why
 from kite_arbitrator.rules.v1.weights import Weights
-from kite_arbitrator.state import (
-    Injection,
-    Row,
-    State,
-    lasting,
-    members,
-    serving,
-)
+from kite_arbitrator.state import State, lasting, members, serving
 from kite_schemas.policy import Pool
 from kite_schemas.upcycle import (
     BaseRef,

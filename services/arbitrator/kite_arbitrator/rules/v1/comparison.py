@@ -5,8 +5,9 @@ from collections.abc import Iterator
 from msgspec import Struct
 
 from kite_arbitrator.folds.guard import blend_of, pair
+from kite_arbitrator.records import Instance, Row
 from kite_arbitrator.rules.draft import Draft, seen, why, within
-from kite_arbitrator.state import Instance, Row, State, claimed, current, lost_node, serving, watch_of
+from kite_arbitrator.state import State, claimed, current, lost_node, serving, watch_of
 from kite_schemas.arbitration import Held
 from kite_schemas.guard import (
     ASKED_TOKENS_MAX,

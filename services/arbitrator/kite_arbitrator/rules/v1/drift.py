@@ -6,29 +6,18 @@ what is too much.
 
 from collections.abc import Iterator, Mapping
 
+from kite_arbitrator.folds.versions import restorable
+from kite_arbitrator.records import Instance, Row, Standing, Stored, Told
 from kite_arbitrator.rules.draft import Draft, age, seen, why, within
 from kite_arbitrator.rules.v1.closing import base_of
-from kite_arbitrator.state import (
-    Instance,
-    Row,
-    Standing,
-    State,
-    Stored,
-    Told,
-    claimed,
-    current,
-    lasting,
-    lost_node,
-    reachable,
-    waits,
-)
+from kite_arbitrator.state import State, claimed, current, lost_node, reachable, waits
 from kite_schemas.ledger import Tick
 from kite_schemas.upcycle import RebuildOrdered, Resident, ResidentsSet
 from kite_schemas.why import Reason
 from kite_schemas.yoco import State as Life
 
 LASTING = frozenset({Standing.PROMOTED, Standing.RETAINED})
-"""What is made again when its files are gone."""
+"""What is made again when its files are gone; anything else only when a blend returns to it."""
 
 
 def tell(state: State, row: Row) -> Iterator[Draft]:
@@ -80,10 +69,21 @@ def _told(state: State, row: Row, instance: Instance, residents: tuple[Resident,
 def rebuild(state: State, row: Row) -> Iterator[Draft]:
     """Have what is damaged made again: the same members give the same bytes."""
     for stored in state.versions.values():
-        target = f"rebuild/{stored.version}"
-        due = stored.damaged and stored.standing in LASTING and stored.members and lasting(state)
+        target = rebuild_target(stored)
+        due = stored.damaged and restorable(state, stored) and _kept(state, stored)
         if due and not claimed(state, target) and not waits(state, target):
             yield from _rebuilt(state, row, stored, target)
+
+
+def rebuild_target(stored: Stored) -> str:
+    """Return the target of an order to make a version again."""
+    return f"rebuild/{stored.version}"
+
+
+def _kept(state: State, stored: Stored) -> bool:
+    """Tell whether a version is meant, may be returned to within one load, or is being returned to."""
+    returned = any(r.version == stored.version and not r.failed for r in state.rollbacks.values())
+    return returned or stored.standing in LASTING
 
 
 def _rebuilt(state: State, row: Row, stored: Stored, target: str) -> Iterator[Draft]:

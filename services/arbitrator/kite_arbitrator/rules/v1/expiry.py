@@ -2,8 +2,9 @@
 
 from collections.abc import Iterator
 
+from kite_arbitrator.records import OpenOrder, Row
 from kite_arbitrator.rules.draft import Draft, at_most, why
-from kite_arbitrator.state import OpenOrder, Row, State
+from kite_arbitrator.state import State
 from kite_schemas.arbitration import OrderExpired
 from kite_schemas.ledger import Tick
 from kite_schemas.why import Reason

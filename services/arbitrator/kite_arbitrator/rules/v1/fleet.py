@@ -3,21 +3,19 @@
 from collections.abc import Iterable, Iterator
 
 from kite_arbitrator.folds.instances import refilled
+from kite_arbitrator.records import Instance, Row, pool_subject
 from kite_arbitrator.rules.draft import Draft, asked, at_least, at_most, reached, seen, why, within
 from kite_arbitrator.rules.v1.loads import load, rollback
 from kite_arbitrator.rules.v1.memory import STARTABLE, fits, free_bytes, needed_bytes
 from kite_arbitrator.rules.v1.paths import device_busy, offer_of
 from kite_arbitrator.rules.v1.slots import full
 from kite_arbitrator.state import (
-    Instance,
-    Row,
     State,
     busy,
     current,
     instance_id,
     instances_of,
     lost_node,
-    pool_subject,
     put,
     serving,
     spares,

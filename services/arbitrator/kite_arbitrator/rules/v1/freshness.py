@@ -2,8 +2,9 @@
 
 from collections.abc import Iterator
 
+from kite_arbitrator.records import Feed, Row
 from kite_arbitrator.rules.draft import Draft, at_most, heard, reached, why
-from kite_arbitrator.state import Feed, Row, State, current
+from kite_arbitrator.state import State, current
 from kite_schemas.arbitration import Mode, ModeChanged, Transport, TransportChanged
 from kite_schemas.ledger import Tick
 from kite_schemas.telemetry import NodeFound, NodeLost, Window

@@ -1,7 +1,8 @@
 """What becomes of a draft before it is a decision: repeats of a skip are not written, jitter is discarded."""
 
+from kite_arbitrator.records import Row
 from kite_arbitrator.rules.draft import Draft, age, at_least, why
-from kite_arbitrator.state import Row, State, current
+from kite_arbitrator.state import State, current
 from kite_arbitrator.turns import way
 from kite_schemas.arbitration import Discarded, Held
 from kite_schemas.why import Reason

@@ -3,23 +3,11 @@
 from collections.abc import Iterator
 
 from kite_arbitrator.folds.guard import blend_of
+from kite_arbitrator.records import Blend, Freeze, Instance, Row, Watch
 from kite_arbitrator.rules.draft import Draft, age, at_most, seen, why
 from kite_arbitrator.rules.v1.comparison import occasion, ordered
 from kite_arbitrator.rules.v1.loads import load
-from kite_arbitrator.state import (
-    Blend,
-    Freeze,
-    Instance,
-    Row,
-    State,
-    Watch,
-    busy,
-    current,
-    lost_node,
-    members,
-    serving,
-    watch_of,
-)
+from kite_arbitrator.state import State, busy, current, lost_node, members, serving, watch_of
 from kite_schemas.arbitration import Held
 from kite_schemas.guard import Compared, ComparisonOrdered, MeasurementOrdered
 from kite_schemas.upcycle import Frozen, Unfrozen

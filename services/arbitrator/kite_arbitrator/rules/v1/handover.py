@@ -2,24 +2,12 @@
 
 from collections.abc import Iterator
 
+from kite_arbitrator.records import Instance, Row
 from kite_arbitrator.rules.draft import Draft, at_least, at_most, seen, why, within
 from kite_arbitrator.rules.v1.fleet import device_of, drain_order, obstacle, residents, start_order
 from kite_arbitrator.rules.v1.memory import STARTABLE
 from kite_arbitrator.rules.v1.paths import Way, device_busy, fastest, path_of, wake_busy, way
-from kite_arbitrator.state import (
-    Instance,
-    Row,
-    State,
-    busy,
-    current,
-    lost_node,
-    members,
-    pool_of,
-    pools,
-    serving,
-    spare,
-    spares,
-)
+from kite_arbitrator.state import State, busy, current, lost_node, members, pool_of, pools, serving, spare, spares
 from kite_schemas.arbitration import Held
 from kite_schemas.ledger import Tick
 from kite_schemas.why import Candidate, Reason, RuleValue, Why

@@ -6,17 +6,14 @@ injection there.
 
 from collections.abc import Callable, Iterator, Sequence
 
+from kite_arbitrator.folds.injections import undo_target
+from kite_arbitrator.records import Injection, Instance, Phase, Row, Standing
 from kite_arbitrator.rules.draft import Draft, age, at_least, at_most, seen, why, within
 from kite_arbitrator.rules.v1.admission import deferred, verified
 from kite_arbitrator.rules.v1.closing import base_of, closed, reject, subject
 from kite_arbitrator.rules.v1.loads import load, rollback
 from kite_arbitrator.rules.v1.slots import full
 from kite_arbitrator.state import (
-    Injection,
-    Instance,
-    Phase,
-    Row,
-    Standing,
     State,
     busy,
     claimed,
@@ -26,6 +23,7 @@ from kite_arbitrator.state import (
     pools,
     reachable,
     standing_of,
+    waits,
 )
 from kite_schemas.policy import Pool
 from kite_schemas.upcycle import (
@@ -197,7 +195,8 @@ def _undone(state: State, row: Row, injection: Injection, names: Sequence[str], 
     assert injection.resident is not None or not names  # noqa: S101 # nothing was loaded without one
     version = injection.resident.version if injection.resident else ""
     for instance in [] if state.degraded else _reachable(state, names):
-        if instance.id in injection.touched and not claimed(state, f"load/{injection.request.blend}@{instance.id}"):
+        free = not claimed(state, f"load/{injection.request.blend}@{instance.id}")
+        if instance.id in injection.touched and free and not waits(state, undo_target(version, instance.id)):
             account = why(state, row, reason, inputs=[seen(state, instance)])
             yield rollback(state, instance, version, injection.id, account)
 

@@ -1,13 +1,8 @@
 """The two orders that change what an instance holds for a blend: load one version, or take it out again."""
 
+from kite_arbitrator.records import Instance, Row
 from kite_arbitrator.rules.draft import Draft, seen, why, within
-from kite_arbitrator.state import (
-    Instance,
-    Row,
-    State,
-    current,
-    lasting,
-)
+from kite_arbitrator.state import State, current, lasting
 from kite_schemas.upcycle import (
     LoadOrdered,
     Resident,

@@ -1,6 +1,7 @@
 """What a device has left for one more instance, as far as the node's registration and windows tell."""
 
-from kite_arbitrator.state import Instance, State, current, pool_of
+from kite_arbitrator.records import Instance
+from kite_arbitrator.state import State, current, pool_of
 from kite_schemas.model import PPM
 from kite_schemas.policy import Pool
 from kite_schemas.yoco import Device, PrewarmOrdered

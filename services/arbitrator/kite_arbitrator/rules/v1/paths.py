@@ -4,8 +4,9 @@ from collections.abc import Iterable
 
 from msgspec import Struct
 
+from kite_arbitrator.records import Instance, Node, OpenOrder
 from kite_arbitrator.rules.v1.memory import prewarming
-from kite_arbitrator.state import Instance, Node, OpenOrder, State, passage_key, pool_of
+from kite_arbitrator.state import State, passage_key, pool_of
 from kite_schemas.why import Candidate, Reason
 from kite_schemas.yoco import PATHS, EngineOffer, Path, SleepMode, StartOrdered, WakeOrdered
 from kite_schemas.yoco import State as Life

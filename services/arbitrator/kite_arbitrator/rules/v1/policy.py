@@ -2,8 +2,9 @@
 
 from collections.abc import Iterator
 
+from kite_arbitrator.records import Row
 from kite_arbitrator.rules.draft import Draft, at_least, why
-from kite_arbitrator.state import Row, State
+from kite_arbitrator.state import State
 from kite_schemas.policy import ChangeRejected, ChangeRequested, Policy, PolicyInvalid, PolicySet, amend, digest
 from kite_schemas.why import Reason, RuleValue
 

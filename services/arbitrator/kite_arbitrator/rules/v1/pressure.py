@@ -4,20 +4,10 @@ from bisect import bisect_right
 from collections.abc import Iterator
 
 from kite_arbitrator.folds.pressure import RATE_SPAN_US
+from kite_arbitrator.records import Pressure, Row, pool_subject
 from kite_arbitrator.rules.draft import Draft, asked, at_least, at_most, reached, why, windows
 from kite_arbitrator.rules.v1.gate import said
-from kite_arbitrator.state import (
-    Pressure,
-    Row,
-    State,
-    current,
-    decay_of,
-    lost_node,
-    pool_of,
-    pool_subject,
-    pressing,
-    stale,
-)
+from kite_arbitrator.state import State, current, decay_of, lost_node, pool_of, pressing, stale
 from kite_schemas.arbitration import Held, PressureChanged
 from kite_schemas.model import PPM
 from kite_schemas.policy import Pool

@@ -2,10 +2,11 @@
 
 from collections.abc import Iterator
 
+from kite_arbitrator.records import Row
 from kite_arbitrator.rules.draft import Draft, asked, at_least, why, within
 from kite_arbitrator.rules.v1.fleet import core_of, device_of, held, obstacle, recent, spec_on, startable
 from kite_arbitrator.rules.v1.paths import STARTS
-from kite_arbitrator.state import Row, State, busy, current, instances_of, lost_node, serving, spares
+from kite_arbitrator.state import State, busy, current, instances_of, lost_node, serving, spares
 from kite_schemas.policy import Pool
 from kite_schemas.why import Candidate, Reason
 from kite_schemas.yoco import Device, PrewarmOrdered, StartOrdered

@@ -2,9 +2,10 @@
 
 from collections.abc import Iterator
 
+from kite_arbitrator.records import Row
 from kite_arbitrator.rules.draft import Draft, reached, seen, why
 from kite_arbitrator.rules.v1.fleet import stop_order
-from kite_arbitrator.state import Row, State, busy, current, lost_node
+from kite_arbitrator.state import State, busy, current, lost_node
 from kite_schemas.ledger import Tick
 from kite_schemas.why import Reason
 from kite_schemas.yoco import State as Life

@@ -9,23 +9,11 @@ from collections.abc import Iterable, Iterator
 from kite_arbitrator.folds.accounts import counted, limit_bytes, mean_bytes
 from kite_arbitrator.folds.injections import promoted_version
 from kite_arbitrator.folds.versions import LOOSE, retire_target
+from kite_arbitrator.records import Account, Instance, Row, Standing, Stored
 from kite_arbitrator.rules.draft import Draft, age, at_most, reached, seen, why, within
 from kite_arbitrator.rules.v1.admission import admissible
 from kite_arbitrator.rules.v1.fleet import concerned
-from kite_arbitrator.state import (
-    Account,
-    Instance,
-    Row,
-    Standing,
-    State,
-    Stored,
-    current,
-    lasting,
-    listing,
-    lost_node,
-    reachable,
-    waits,
-)
+from kite_arbitrator.state import State, current, lasting, listing, lost_node, reachable, waits
 from kite_schemas.ledger import Tick
 from kite_schemas.upcycle import DeleteOrdered, LoadOrdered, RetireOrdered
 from kite_schemas.why import Fact, Reason, RuleValue

@@ -1,25 +1,19 @@
 """A rollback that was asked for: the earlier version is loaded and proven wherever the base is served, then promoted.
 
-It is one load away, and goes on while admissions are stopped: going back is what one does in trouble.
+It is one load away, and goes on while admissions are stopped: going back is what one does in trouble. A version whose
+files are damaged is made again before it is loaded (`drift.rebuild`).
 """
 
 from collections.abc import Iterator
 
+from kite_arbitrator.folds.versions import restorable
+from kite_arbitrator.records import Rollback, Row, Standing, Stored
 from kite_arbitrator.rules.draft import Draft, age, at_least, seen, why
+from kite_arbitrator.rules.v1.drift import rebuild_target
 from kite_arbitrator.rules.v1.loads import load
 from kite_arbitrator.rules.v1.loads import rollback as taken_out
 from kite_arbitrator.rules.v1.slots import crowded, full, overfull
-from kite_arbitrator.state import (
-    Rollback,
-    Row,
-    Standing,
-    State,
-    Stored,
-    busy,
-    claimed,
-    lost_node,
-    targets_of,
-)
+from kite_arbitrator.state import State, busy, claimed, lost_node, targets_of, waits
 from kite_schemas.upcycle import BlendPromoted, RetireOrdered, Return, RollbackClosed
 from kite_schemas.why import Reason
 
@@ -66,10 +60,10 @@ def _obstacle(state: State, rollback: Rollback) -> Obstacle | None:
         return Reason.BLEND_BUSY, f"another rollback of {name!r} is under way"
     if not rollback.version:
         return Reason.NO_FORMER, f"the store holds no version that {name!r} meant before {blend.resident.version}"
-    return _unfit(rollback, stored) or _unloadable(state, rollback, blend.base)
+    return _unfit(state, rollback, stored) or _unloadable(state, rollback, blend.base)
 
 
-def _unfit(rollback: Rollback, stored: Stored | None) -> Obstacle | None:
+def _unfit(state: State, rollback: Rollback, stored: Stored | None) -> Obstacle | None:
     name = rollback.request.blend
     if stored is None or stored.resident.blend != name:
         return Reason.VERSION_UNKNOWN, f"the store holds no {rollback.version} of {name!r}"
@@ -79,6 +73,15 @@ def _unfit(rollback: Rollback, stored: Stored | None) -> Obstacle | None:
         return Reason.PROMOTED, f"{name!r} means {stored.version} already"
     if stored.standing not in RETURNABLE:
         return Reason.VERSION_UNKNOWN, f"{stored.version} is {stored.standing}: {name!r} cannot return to it"
+    return _broken(state, stored) if stored.damaged else None
+
+
+def _broken(state: State, stored: Stored) -> Obstacle | None:
+    """Return why a version whose files are damaged is not made again now, None when it is."""
+    if not restorable(state, stored):
+        return Reason.DAMAGED, f"the files of {stored.version} are damaged, and its members are not known"
+    if waits(state, rebuild_target(stored)):
+        return Reason.DAMAGED, f"the files of {stored.version} are damaged, and could not be made again just now"
     return None
 
 
@@ -105,7 +108,7 @@ def _returning(state: State, row: Row, rollback: Rollback, targets: tuple[str, .
         yield _closed(state, row, rollback, Return.DONE, (Reason.ROLLED_BACK, ""))
         return
     stored = state.versions[rollback.version]
-    for name in missing:
+    for name in [] if stored.damaged else missing:
         instance = state.instances[name]
         if name in rollback.touched or busy(state, name):
             continue

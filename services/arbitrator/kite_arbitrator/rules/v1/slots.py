@@ -2,8 +2,9 @@
 
 from collections.abc import Sequence
 
+from kite_arbitrator.records import Instance, Phase
 from kite_arbitrator.rules.draft import at_most
-from kite_arbitrator.state import Instance, Phase, State, lasting, pool_of
+from kite_arbitrator.state import State, lasting, pool_of
 from kite_schemas.why import RuleValue
 
 RULE = "pool.max_loras"
