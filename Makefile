@@ -13,7 +13,7 @@ SEEDS ?= 1000
 export OMP_NUM_THREADS ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test faults bench check venv venv-fake clean
+.PHONY: help demo test test-all test-compose faults bench check ready venv venv-fake clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -21,11 +21,17 @@ help:  ## list the targets
 demo: $(if $(filter fake,$(ENGINE)),venv-fake,venv)  ## the whole job on real parts; ENGINE=fake, BASE=tiny for less
 	$(VENV)/bin/kite demo --engine $(ENGINE) --base $(BASE)
 
-test: venv $(VENV)/.asyncapi-$(ASYNCAPI).stamp check  ## everything that CI runs
+test: ready  ## the static gate, then all tests but the slow ones (25 min)
 	$(VENV)/bin/python -m pytest
+
+test-all: ready  ## everything that CI runs: the slow ones too
+	$(VENV)/bin/python -m pytest -m "not compose"
 
 bench: venv-fake  ## what it costs (7 min): docs/benchmarks.md
 	for name in decide ledger telemetry blend verify; do $(VENV)/bin/python benchmarks/$$name.py || exit 1; done
+
+test-compose: venv-fake  ## the containers on a real Docker engine (10 min): docs/operations.md
+	$(VENV)/bin/python -m pytest tests/compose -m compose -s
 
 faults: venv-fake  ## more runs of processes that are killed; SEEDS=1000 as many, SEEDS=7-7 that one
 	$(VENV)/bin/python -m pytest tests/simulation/test_faults.py --fault-seeds $(SEEDS)
@@ -39,6 +45,9 @@ check: venv-fake  ## format, lint, types, import contracts
 	$(VENV)/bin/python -m kite_cli.reference --check
 	$(VENV)/bin/python -m kite_upcycle.codes --check
 	$(VENV)/bin/python -m kite_yoco.diagram --check
+	$(VENV)/bin/python -m kite_cli.deploy.dashboards --check
+
+ready: venv $(VENV)/.asyncapi-$(ASYNCAPI).stamp $(VENV)/bin/promtool check
 
 venv: $(VENV)/.vllm.stamp  ## KITE, its tools, and vLLM on CPU
 
@@ -61,6 +70,16 @@ $(VENV)/.asyncapi-$(ASYNCAPI).stamp: $(VENV)/.dev.stamp
 	$(NPM) install --prefix $(VENV)/asyncapi --no-save --ignore-scripts --no-audit --no-fund --loglevel=error \
 		"@asyncapi/parser@$(ASYNCAPI)"
 	touch $@
+
+# Prometheus' own tool judges deploy/prometheus. Where it is not installed it is taken out of Debian's package (19 MB),
+# which is not installed: no server comes with it. Where there is no apt-get its tests are skipped.
+$(VENV)/bin/promtool: | $(VENV)/.dev.stamp
+	@if command -v promtool >/dev/null; then ln -sf "$$(command -v promtool)" $@; \
+	elif command -v apt-get >/dev/null; then set -e; mkdir -p $(VENV)/promtool; cd $(VENV)/promtool; \
+		apt-get download -qq prometheus || { apt-get update -qq; apt-get download -qq prometheus; }; \
+		dpkg-deb --fsys-tarfile prometheus_*.deb | tar -xO ./usr/bin/promtool >promtool.new; \
+		chmod +x promtool.new; mv promtool.new ../bin/promtool; rm -f prometheus_*.deb; \
+	else echo "no promtool and no apt-get: tests of alerts are skipped" >&2; fi
 
 clean:  ## remove the environment and what the demo wrote
 	rm -rf $(VENV) .kite .kite-demo

@@ -4,14 +4,18 @@ A `Metric` says once what is measured; the page of documentation is made from it
 serves. Label values are names of the policy, or members of an enum: there is an end to how many there are.
 """
 
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Literal
 
 import structlog
 from prometheus_client import CollectorRegistry, Counter, Histogram, start_http_server
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.core import Metric as Family
+from prometheus_client.registry import Collector
 
+from kite import tracing
 from kite.errors import Fault, KiteError
 from kite.settings import MetricsSettings
 
@@ -44,6 +48,44 @@ class Metric:
     meaning: str
     labels: Mapping[str, str] = field(default_factory=dict[str, str], hash=False)
     bounds: tuple[float, ...] = ()
+
+
+Sample = tuple[tuple[str, ...], float]
+"""Label values in the order of the metric's labels, and the value."""
+
+SPANS = Metric(
+    "kite_trace_spans_total",
+    "counter",
+    "spans of this process by what became of them; all 0 while tracing is off",
+    {"outcome": "`sent`, `failed` (the collector did not take the batch) or `dropped` (the queue was full)"},
+)
+METRICS = (SPANS,)
+"""What every page has."""
+
+
+class Spans(Collector):
+    """What became of the spans of this process."""
+
+    def collect(self) -> Iterator[Family]:
+        """Yield the counts of the export."""
+        told = tracing.counts()
+        yield family(SPANS, [(("sent",), told.sent), (("failed",), told.failed), (("dropped",), told.dropped)])
+
+
+def page() -> CollectorRegistry:
+    """Return a page with what every service tells."""
+    registry = CollectorRegistry()
+    registry.register(Spans())
+    return registry
+
+
+def family(metric: Metric, samples: Iterable[Sample]) -> Family:
+    """Return the values of a counter or gauge that is read when the page is asked for."""
+    make = CounterMetricFamily if metric.kind == "counter" else GaugeMetricFamily
+    found = make(metric.name, metric.meaning, labels=tuple(metric.labels))
+    for labels, value in samples:
+        found.add_metric(labels, value)
+    return found
 
 
 def counter(metric: Metric, registry: CollectorRegistry) -> Counter:

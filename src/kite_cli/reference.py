@@ -21,9 +21,11 @@ from kite_arbitrator.settings import Settings as ArbitratorSettings
 from kite_cli.aliases import UNSET
 from kite_cli.app import build
 from kite_cli.settings import PlaceSettings
+from kite_guard import metrics as guard_metrics
 from kite_schemas.generate import Files, run
 from kite_schemas.model import Model
 from kite_schemas.policy import Policy, flatten
+from kite_upcycle import metrics as upcycle_metrics
 from kite_upcycle.settings import Settings as UpcycleSettings
 from kite_yoco import metrics as yoco_metrics
 from kite_yoco.settings import Settings as YocoSettings
@@ -39,7 +41,7 @@ READERS: dict[str, type[BaseSettings]] = {
     "upcycle": UpcycleSettings,
     "yoco": YocoSettings,
     "the `kite` command": PlaceSettings,
-    "the arbitrator and yoco": MetricsSettings,
+    "every service": MetricsSettings,
     "every process": TracingSettings,
 }
 
@@ -109,22 +111,26 @@ def metrics() -> str:
         "",
         "Generated. A service that `KITE_METRICS_PORT` names a port serves a page for Prometheus there, on the",
         "loopback address unless `KITE_METRICS_HOST` says another; each process needs a port of its own: `kite up",
-        "--metrics-port N` gives the arbitrator N and yoco N + 1. Unset, nothing is served; a port that is taken is an",
-        "error at the start. Values of labels are names of the policy, or among those that stand here.",
+        "--metrics-port N` gives the arbitrator N, yoco N + 1, upcycle N + 2 and the guard N + 3. Unset, nothing is",
+        "served; a port that is taken is an error at the start. Values of labels are names of the policy, or among",
+        "those that stand here. `deploy/prometheus/rules.yml` has alerts on these, `deploy/grafana` dashboards.",
         "",
         "## The arbitrator",
         "",
         "Read from the state that the ledger gives, when the page is asked for: another leader tells the same numbers.",
+        "What the ledger does not have is the process's own: latencies, spans, and what it sees of bus and outbox. One",
+        "that waits to lead tells that, and of its spans.",
         "",
         *_metrics(arbitrator_metrics.METRICS),
-        "",
-        "## yoco",
-        "",
-        "Counted since the process began.",
-        "",
-        *_metrics(yoco_metrics.METRICS),
+        *_counted("yoco", yoco_metrics.METRICS),
+        *_counted("upcycle", upcycle_metrics.METRICS),
+        *_counted("The guard", guard_metrics.METRICS),
     ]
     return "\n".join(lines) + "\n"
+
+
+def _counted(service: str, found: Iterable[Metric]) -> Iterator[str]:
+    yield from ("", f"## {service}", "", "Counted since the process began.", "", *_metrics(found))
 
 
 def _metrics(found: Iterable[Metric]) -> Iterator[str]:

@@ -98,6 +98,7 @@ class Leader:
         self._routed = state
         self._routes: tuple[Route, ...] | None = None
         self._relay = Relay(bus, ledger)
+        meter.waiting_us = self._relay.waiting_us
 
     async def run(self) -> None:
         """Lead until cancelled. Raises LeaseLost, LedgerUnreachable and BusAway when others may do better."""
@@ -153,6 +154,7 @@ class Leader:
                 async with asyncio.timeout(BUS_AWAY_US / clock.US_PER_S):
                     await self._measure()
             except (TimeoutError, BusUnreachable) as error:
+                self._meter.streams = ()
                 if self._shared:
                     raise BusAway(self._bus.url, BUS_AWAY_US) from error
             await asyncio.sleep(BUS_LOOK_S)
@@ -163,6 +165,8 @@ class Leader:
         except StreamMissing as error:
             log.debug("bus_not_measured", error=str(error))
             return
+        self._meter.streams = found
+        self._meter.behind = max(0, found[0].last_seq - self._cursor.seq)
         for one in found:
             if one.fill_ppm > FILL_ALARM_PPM:
                 log.warning("bus_filling", stream=one.stream, fill_ppm=one.fill_ppm, limit_bytes=one.limit_bytes)
@@ -179,6 +183,7 @@ class Leader:
                 batch = await self._serve(load, await self._ledger.known(ids(load)))
             now_us = clock.mono_us()
             self._missed = batch.missed(now_us)
+            self._meter.decided(now_us - one.came_us for one in batch.decided)
             if batch.decided:
                 log.info("decided", rows=len(batch.drafts), decisions=len(batch.decided), took_us=now_us - began_us)
 

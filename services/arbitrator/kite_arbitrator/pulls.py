@@ -1,5 +1,6 @@
 """What is pulled from the bus into the intake: facts from the cursor on without a hole, windows from now on."""
 
+import asyncio
 from collections.abc import Callable
 from contextlib import aclosing
 from typing import Never
@@ -12,6 +13,9 @@ from kite.trust import Keyring
 from kite_arbitrator.intake import WINDOWS_MAX, Intake, arrive
 from kite_schemas.ledger import BusEpochChanged
 from kite_schemas.ledger import BusGap as GapRow
+
+RETRY_S = 1.0
+"""Before streams are asked for again that somebody else has to make."""
 
 Trusted = Callable[[], Keyring]
 """Gives the keys that are trusted by now."""
@@ -69,6 +73,9 @@ async def _provision(bus: Bus, error: Exception) -> None:
     await bus.ready()
     try:
         await bus.provision()
+    except StreamMissing as missing:  # this arbitrator may not make it
+        log.error("bus_unprovisioned", error=str(missing), hint=missing.hint)
+        await asyncio.sleep(RETRY_S)
     except BusUnreachable as unreachable:  # away again already: the next pull waits for it
         log.warning("bus_away", error=str(unreachable))
 

@@ -13,6 +13,7 @@ from typing import Never
 
 import structlog
 
+from kite import clock
 from kite.bus import Bus, Outgoing, PubAck
 from kite.ledger import AsyncLedger, Send
 
@@ -35,6 +36,12 @@ class Relay:
         self._again: Sequence[Send] = ()
         self._behind = True  # the outbox may hold what is not in memory: at first, what a crash left there
         self._wake = asyncio.Event()
+        self._since_us: int | None = None  # since when what waits got nowhere, None when nothing waits
+
+    def waiting_us(self) -> int:
+        """Return for how long something has waited while the bus acknowledged nothing; 0 when nothing waits."""
+        since_us = self._since_us
+        return 0 if since_us is None else clock.mono_us() - since_us
 
     def put(self, sends: Sequence[Send]) -> None:
         """Hand over what has just been committed."""
@@ -42,15 +49,20 @@ class Relay:
             self._behind = True
         if not self._behind:
             self._fresh.extend(sends)
-        self._wake.set()
+        self._begin()
 
     def again(self, sends: Sequence[Send]) -> None:
         """Publish once more what the bus may have lost, before anything else; the outbox knows nothing of it."""
         self._again = tuple(sends)
+        self._begin()
+
+    def _begin(self) -> None:
+        self._since_us = clock.mono_us() if self._since_us is None else self._since_us
         self._wake.set()
 
     async def run(self) -> Never:
         """Publish for ever. Raises the bus's error for what can never be published."""
+        self._begin()
         while True:
             await self._drain()
             self._wake.clear()
@@ -71,6 +83,7 @@ class Relay:
                 done = await self._publish(sends)
                 self.done_pos = sends[done - 1].pos if done else self.done_pos
             else:
+                self._since_us = None
                 return
 
     async def _repeat(self, sends: Sequence[Send]) -> None:
@@ -93,6 +106,8 @@ class Relay:
         """Publish in order and return how many the bus has; after a failure the rest is read from the ledger again."""
         outcomes = await self._bus.publish_many([_outgoing(send) for send in sends])
         failures = [outcome for outcome in outcomes if not isinstance(outcome, PubAck)]
+        if isinstance(outcomes[0], PubAck):
+            self._since_us = clock.mono_us()
         if failures and not failures[0].retryable:
             raise failures[0]
         if failures:

@@ -8,7 +8,7 @@ from typing import cast
 
 import structlog
 
-from kite.bus import EVT, Bus, require_sync
+from kite.bus import EVT, Bus, Login, require_sync
 from kite.errors import Fault, KiteError, UsageError
 from kite.events import new_id
 from kite.ledger import AsyncLedger, Cursor, LeaseLost, LedgerUnreachable, is_shared
@@ -58,13 +58,13 @@ async def check_bus(settings: Settings) -> None:
 
 async def serve(settings: Settings) -> None:
     """Lead, or wait to lead, until cancelled. Raises the errors of bus, ledger and keys that waiting cannot heal."""
-    signer, meter = settings.signer(), Meter()
+    signer, login, meter = settings.signer(), settings.login(), Meter()
     with served(meter.registry, settings):
-        await _serve(settings, signer, meter)
+        await _serve(settings, signer, login, meter)
 
 
-async def _serve(settings: Settings, signer: Signer | None, meter: Meter) -> None:
-    async with await Bus.connect(settings.nats_url, "arbitrator", signer=signer) as bus:
+async def _serve(settings: Settings, signer: Signer | None, login: Login, meter: Meter) -> None:
+    async with await Bus.connect(settings.nats_url, "arbitrator", signer=signer, login=login) as bus:
         await check_bus(settings)  # behind the connection, which waits for a server that is still starting
         await bus.provision()
         candidate = Candidate(settings, bus, signer, meter)

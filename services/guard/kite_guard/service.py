@@ -8,14 +8,16 @@ from typing import TypeVar
 import structlog
 
 from kite import __version__, clock, probes, proof
-from kite.bus import Bus
 from kite.clock import US_PER_S
 from kite.engine import Engine, EngineError
 from kite.events import Origin
+from kite.metrics import served
 from kite.orders import GRACE_US, Emit, Received, Task, Tasks, Worker, stage
+from kite.orders.measure import Meter
 from kite.probes import Probes
 from kite.proof import Comparison
 from kite_guard import core
+from kite_guard.metrics import SECONDS
 from kite_guard.settings import Settings
 from kite_schemas.guard import (
     Compared,
@@ -129,14 +131,17 @@ def failed(received: Received[core.Wanted], at: str, code: str, message: str) ->
 async def serve(settings: Settings) -> None:
     """Work for one node until cancelled. Raises the errors of the bus and the journal."""
     origin = Origin(source=f"kite/{SERVICE}/{settings.node}", producer=f"{SERVICE}@{__version__}")
-    async with await Bus.connect(settings.nats_url, f"{SERVICE}-{settings.node}", signer=settings.signer()) as bus:
+    async with await settings.connect(SERVICE) as bus:
+        meter = Meter(SECONDS)
         worker = Worker(
             bus=bus,
             origin=origin,
             service=SERVICE,
             node=settings.node,
             journal=settings.journal,
-            handlers=Guard(settings.adapters).tasks,
+            handlers=meter.measured(Guard(settings.adapters).tasks),
         )
         log.info("guarding", node=settings.node, probes=probes.default().digest)
-        await worker.run()
+        meter.watch(worker)
+        with served(meter.registry, settings):
+            await worker.run()

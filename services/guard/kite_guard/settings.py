@@ -1,7 +1,7 @@
 """What the guard has to be told."""
 
-from kite.settings import NodeSettings
+from kite.settings import MetricsSettings, NodeSettings
 
 
-class Settings(NodeSettings):
-    """Settings of one guard: those of every service of a node, and no others yet."""
+class Settings(NodeSettings, MetricsSettings):
+    """Settings of one guard: those of every service of a node, and where its metrics are."""

@@ -1,17 +1,14 @@
 """What a yoco tells Prometheus: how instances became ready, and how starts, wakes and prewarms ended."""
 
-import asyncio
 from collections.abc import Mapping
 from enum import StrEnum
-from typing import Never
-
-from prometheus_client import CollectorRegistry
 
 from kite.clock import US_PER_S
 from kite.errors import KiteError
-from kite.metrics import Metric, counter, histogram
-from kite.orders import Emit, Handler, Received, Task, Tasks
-from kite_schemas.why import Order, Outcome
+from kite.metrics import Metric, counter, histogram, page
+from kite.orders import Tasks, Worker
+from kite.orders.measure import COMMON, Deliveries, End, timed
+from kite_schemas.why import Order
 from kite_schemas.yoco import InstanceReady, OrderFailed, OrderRefused, PrewarmOrdered, StartOrdered, WakeOrdered
 
 KINDS: Mapping[type[Order], str] = {StartOrdered: "start", WakeOrdered: "wake", PrewarmOrdered: "prewarm"}
@@ -32,6 +29,8 @@ class Code(StrEnum):
     ENGINE_DIED = "engine_died"
     ENGINE_LATE = "engine_late"
     ENGINE_REFUSED = "engine_refused"
+    ENGINE_TOO_OLD = "engine_too_old"
+    ENGINE_UNPLACED = "engine_unplaced"
     ENGINE_UNREACHABLE = "engine_unreachable"
     OUT_OF_MEMORY = "out_of_memory"
     SPAWN_FAILED = "spawn_failed"
@@ -54,53 +53,48 @@ ORDERS = Metric(
     "orders that ended, by what they were and how they ended",
     {"order": "`start`, `wake` or `prewarm`", "code": ", ".join(f"`{code}`" for code in Code)},
 )
-METRICS = (READY, ORDERS)
+METRICS = (READY, ORDERS, *COMMON)
 
 
 class Meter:
     """The page of one yoco."""
 
     def __init__(self) -> None:
-        self.registry = CollectorRegistry()
+        self.registry = page()
         self._ready = histogram(READY, self.registry)
         self._orders = counter(ORDERS, self.registry)
 
     def measured(self, tasks: Tasks) -> Tasks:
         """Return the same table, with what the orders of `KINDS` come to on the page."""
-        return {kind: self._task(KINDS[kind], task) if kind in KINDS else task for kind, task in tasks.items()}
+        return {**tasks, **timed({kind: task for kind, task in tasks.items() if kind in KINDS}, self.see)}
 
-    def see(self, kind: str, outcome: Outcome) -> None:
-        """Count an outcome, and how long an instance took to be ready."""
-        if isinstance(outcome, InstanceReady):
-            self._ready.labels(outcome.path).observe(outcome.t_first_token_us / US_PER_S)
-        failed = outcome.code if isinstance(outcome, OrderRefused | OrderFailed) else Code.DONE
-        self._count(kind, failed)
+    def watch(self, worker: Worker) -> None:
+        """Put on the page what a worker counts."""
+        self.registry.register(Deliveries(worker))
 
-    def _count(self, kind: str, code: str) -> None:
-        self._orders.labels(kind, bounded(code)).inc()
-
-    def _task(self, kind: str, task: Task[Never]) -> Task[Never]:
-        handler: Handler[Never] = task.handler
-
-        async def measuring(received: Received[Never], emit: Emit) -> Outcome:
-            try:
-                outcome = await handler(received, emit)
-            except KiteError as error:
-                self._count(kind, error.code)
-                raise
-            except asyncio.CancelledError:  # late, given up, or the end of this yoco
-                self._count(kind, Code.CANCELLED)
-                raise
-            self.see(kind, outcome)
-            return outcome
-
-        return Task(measuring, task.failed)
+    def see(self, kind: type[Order], end: End, took_us: int) -> None:
+        """Count how an order ended, and how long an instance took to be ready, which its outcome tells."""
+        del took_us
+        if isinstance(end, InstanceReady):
+            self._ready.labels(end.path).observe(end.t_first_token_us / US_PER_S)
+        self._orders.labels(KINDS[kind], code(end)).inc()
 
 
-def bounded(code: str) -> Code:
+def code(end: End) -> Code:
+    """Return how an order ended as a label.
+
+    >>> code(None)
+    <Code.CANCELLED: 'cancelled'>
+    """
+    if end is None:
+        return Code.CANCELLED
+    return bounded(end.code) if isinstance(end, OrderRefused | OrderFailed | KiteError) else Code.DONE
+
+
+def bounded(found: str) -> Code:
     """Return a code as a label.
 
     >>> bounded("engine_died"), bounded("something new")
     (<Code.ENGINE_DIED: 'engine_died'>, <Code.OTHER: 'other'>)
     """
-    return Code(code) if code in CODES else Code.OTHER
+    return Code(found) if found in CODES else Code.OTHER

@@ -12,10 +12,10 @@ from kite.ledger.backend import open_source
 from kite.ledger.chain import GENESIS, verify
 from kite.ledger.errors import ChainBroken, LedgerTooOld
 from kite.ledger.port import PAGE_ROWS, Source
-from kite.ledger.rows import Head, Lease, Route, Row
+from kite.ledger.rows import Cursor, Head, Lease, Route, Row
 from kite.ledger.scan import scan
 from kite.ledger.schema import revision
-from kite.ledger.tables import lease, ledger, routes
+from kite.ledger.tables import cursors, lease, ledger, routes
 
 ROUTES_SINCE = "0002"
 LEASE_SINCE = "0003"
@@ -65,6 +65,22 @@ class Reader:
         with self._readable():
             self._require(LEASE_SINCE)
             return Lease(*self._connection.execute(select(lease.c.epoch, lease.c.holder, lease.c.counter)).one())
+
+    @property
+    def schema(self) -> str:
+        """The schema revision of the database, as `kite.ledger.tables.REVISIONS` names them."""
+        with self._readable():
+            return revision(self._connection) or ""
+
+    def cursor(self, stream: str) -> Cursor | None:
+        """Return the last message of a stream that the ledger has consumed, None before the first.
+
+        Raises LedgerTooOld for a ledger that no arbitrator of this version has led yet.
+        """
+        with self._readable():
+            self._require(LEASE_SINCE)
+            found = self._connection.execute(select(cursors).where(cursors.c.stream == stream)).one_or_none()
+        return None if found is None else Cursor.of((found[0], found[1], found[2], found[3], found[4], found[5]))
 
     def row(self, pos: int) -> Row | None:
         """Return the row at `pos`, None when there is none yet."""

@@ -11,8 +11,9 @@ from kite.tracing.attributes import (
     Operation,
     messaging,
 )
-from kite.tracing.export import start, stop
+from kite.tracing.export import counts, start, stop
 from kite.tracing.spans import Kind, Span, Value, headers, span, traceparent
+from kite.tracing.tally import Tally
 
 __all__ = [
     "ATTEMPT",
@@ -25,7 +26,9 @@ __all__ = [
     "Kind",
     "Operation",
     "Span",
+    "Tally",
     "Value",
+    "counts",
     "headers",
     "messaging",
     "span",

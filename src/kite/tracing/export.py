@@ -9,6 +9,7 @@ from threading import Thread
 from typing import TYPE_CHECKING
 
 from kite.tracing.settings import TracingSettings
+from kite.tracing.tally import Tally
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import TracerProvider
@@ -22,9 +23,10 @@ BATCH_SPANS = 512
 
 
 class Exporter:
-    """The export of this process; `tracer` is None while tracing is off."""
+    """The export of this process; `tracer` is None while tracing is off. `tally` goes on over starts and stops."""
 
     def __init__(self) -> None:
+        self.tally = Tally(QUEUE_SPANS)
         self.tracer: Tracer | None = None
         self._provider: TracerProvider | None = None
 
@@ -34,7 +36,7 @@ class Exporter:
         settings = TracingSettings()
         if settings.sdk_disabled.lower() == "true" or not settings.exporter_otlp_endpoint:
             return
-        self._provider = _provider(service)
+        self._provider = _provider(service, self.tally)
         self.tracer = self._provider.get_tracer("kite")
 
     def stop(self) -> None:
@@ -47,19 +49,16 @@ class Exporter:
         thread.join(STOP_S)
 
 
-def _provider(service: str) -> "TracerProvider":
+def _provider(service: str, tally: Tally) -> "TracerProvider":
     from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
     from opentelemetry.sdk.resources import SERVICE_NAME, Resource
     from opentelemetry.sdk.trace import TracerProvider
-    from opentelemetry.sdk.trace.export import BatchSpanProcessor
+
+    from kite.tracing.counted import CountedProcessor
 
     logging.getLogger("opentelemetry.exporter").setLevel(logging.ERROR)  # a line per lost batch, none per retry
-    processor = BatchSpanProcessor(
-        OTLPSpanExporter(timeout=EXPORT_S),
-        max_queue_size=QUEUE_SPANS,
-        schedule_delay_millis=DELAY_MS,
-        max_export_batch_size=BATCH_SPANS,
-    )
+    exporter = OTLPSpanExporter(timeout=EXPORT_S)
+    processor = CountedProcessor(exporter, tally, queue=QUEUE_SPANS, delay_ms=DELAY_MS, batch=BATCH_SPANS)
     provider = TracerProvider(resource=Resource.create({SERVICE_NAME: service}), shutdown_on_exit=False)
     provider.add_span_processor(processor)
     return provider
@@ -71,6 +70,11 @@ EXPORTER = Exporter()
 def start(service: str) -> None:
     """Send spans as `service` if `OTEL_EXPORTER_OTLP_ENDPOINT` names a collector; it need not answer."""
     EXPORTER.start(service)
+
+
+def counts() -> Tally:
+    """Return what became of this process's spans so far."""
+    return EXPORTER.tally
 
 
 def stop() -> None:

@@ -21,7 +21,7 @@ from kite_cli.embedded.claim import Claim, claimed
 from kite_cli.embedded.options import Options
 from kite_cli.embedded.readiness import Counter, check_engine, check_port, load_pool, settled
 from kite_cli.embedded.supervisor import STOP_S, Program, Server, ServiceFailed, Supervisor
-from kite_cli.place import FleetFile
+from kite_cli.place import MONITOR, FleetFile
 from kite_cli.view import View
 from kite_schemas.envelope import Event
 from kite_schemas.policy import Pool
@@ -31,7 +31,7 @@ SERVICES = ("yoco", "upcycle", "guard")
 STOP_ORDER = ("yoco", "upcycle", "guard", "arbitrator", "nats")
 """yoco first: it stops its engines, and what it says of that is still recorded."""
 
-MEASURED = ("arbitrator", "yoco")
+MEASURED = ("arbitrator", *SERVICES)
 """The services with metrics, in the order of their ports."""
 
 METRICS_PORT = "KITE_METRICS_PORT"
@@ -225,13 +225,8 @@ class Fleet:
             "KITE_LOG_LEVEL": self.options.log_level,
             "KITE_OPERATOR_KEY": str(self._keys.operator_public),
             "KITE_SIGNING_KEY": str(self._keys.of(name)),
-            **({METRICS_PORT: str(port)} if (port := self._metrics_ports().get(name)) else {}),
+            **({METRICS_PORT: str(port)} if (port := metrics_ports(self.options.metrics_port).get(name)) else {}),
         }
-
-    def _metrics_ports(self) -> dict[str, int]:
-        """Return the ports of those services that have metrics, none when no port was named."""
-        first = self.options.metrics_port
-        return {} if first is None else {name: first + offset for offset, name in enumerate(MEASURED)}
 
     def _head(self) -> int:
         """Return the last position of the ledger, 0 before there is one. Raises LedgerTooNew and NotALedger."""
@@ -283,15 +278,28 @@ class Fleet:
                 adapter_root=str(self.adapter_root),
                 pid=os.getpid() if running else 0,
                 pids=self._supervisor.pids() if running else {},
-                ports={"nats": self._server.port, **self._metrics_ports()} if running else {},
+                ports=self._ports() if running else {},
             ),
         )
+
+    def _ports(self) -> dict[str, int]:
+        monitor = int(self._server.monitor_url.rpartition(":")[2])
+        return {"nats": self._server.port, MONITOR: monitor, **metrics_ports(self.options.metrics_port)}
 
     def _fail(self, error: BaseException) -> None:
         """A service cannot be kept: end whoever runs this fleet, who gets the error from `embedded`."""
         if self.failure is None and self._owner is not None:
             self.failure = error
             self._owner.cancel()
+
+
+def metrics_ports(first: int | None) -> dict[str, int]:
+    """Return the port of each service's metrics, none when no port was named.
+
+    >>> metrics_ports(9100)
+    {'arbitrator': 9100, 'yoco': 9101, 'upcycle': 9102, 'guard': 9103}
+    """
+    return {} if first is None else {name: first + offset for offset, name in enumerate(MEASURED)}
 
 
 @asynccontextmanager
@@ -304,7 +312,7 @@ async def embedded(options: Options) -> AsyncGenerator[Fleet]:
     """
     check_engine(options.engine)
     pool = await asyncio.to_thread(load_pool, options)
-    for port in (options.nats_port, options.metrics_port, options.metrics_port and options.metrics_port + 1):
+    for port in (options.nats_port, *metrics_ports(options.metrics_port).values()):
         check_port(port)
     async with claimed(options.dir) as claim:
         fleet = Fleet(options, pool, claim)

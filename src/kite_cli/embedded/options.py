@@ -19,7 +19,7 @@ class Options:
     has, at most 2 048), `nats_port` the port of the bus (default: a free one), `kv_cache_bytes` per engine.
     `prewarmed` processes are kept without the weights, more often in a `critical` pool. `max_loras` is 2 * blends + 2:
     of each blend the version in force and the one before, and room for two that are being loaded. `metrics_port` is the
-    arbitrator's, the one behind it yoco's (default: none).
+    arbitrator's, those behind it are yoco's, upcycle's and the guard's (default: none).
     """
 
     base: Path

@@ -12,7 +12,8 @@ from pydantic import ValidationError
 from kite.bus import BusPortTaken
 from kite.bus.server import is_taken
 from kite.errors import Fault, KiteError, UsageError
-from kite_arbitrator.state import Instance, State, busy
+from kite_arbitrator.records import Instance
+from kite_arbitrator.state import State, busy
 from kite_cli.asking.following import Told
 from kite_cli.asking.intake import proper
 from kite_cli.embedded.options import Options
