@@ -5,7 +5,8 @@ from pathlib import Path
 from pydantic import Field
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-from kite.trust import Signer, load_signer
+from kite.bus import Bus, Login
+from kite.trust import Signer, load_public, load_signer
 
 JOURNAL = "orders.sqlite"
 
@@ -20,6 +21,16 @@ class ServiceSettings(BaseSettings):
     signing_key: Path | None = Field(
         default=None, description="file of the private key that signs what this process says"
     )
+    nats_nkey_file: Path | None = Field(
+        default=None, description="file of the nkey seed that this process logs in to the bus with; its owner's alone"
+    )
+    nats_ca_file: Path | None = Field(
+        default=None, description="PEM file of the authority that vouches for the bus; with it TLS is demanded"
+    )
+
+    def login(self) -> Login:
+        """Return who this process is to the bus. Raises the errors of `Login.load`."""
+        return Login.load(self.nats_nkey_file, self.nats_ca_file)
 
     def signer(self) -> Signer | None:
         """Return the key of this process, None when it signs nothing. Raises the errors of `load_signer`."""
@@ -43,6 +54,16 @@ class NodeSettings(ServiceSettings):
     node: str = Field(description="name of this node")
     state_dir: Path = Field(description="folder of this service's own: its journal, and the logs of what it starts")
     adapter_root: Path = Field(description="folder of adapters and of the store, at the same path for every service")
+
+    arbitrator_key: Path | None = Field(
+        default=None, description="file of the arbitrator's public key; with it only orders that it signed are taken"
+    )
+
+    async def connect(self, service: str) -> Bus:
+        """Connect to the bus as a service of this node. Raises the errors of `Bus.connect`, and of the key files."""
+        trusted = load_public(self.arbitrator_key) if self.arbitrator_key else None
+        name = f"{service}-{self.node}"
+        return await Bus.connect(self.nats_url, name, signer=self.signer(), login=self.login(), trusted=trusted)
 
     @property
     def journal(self) -> Path:

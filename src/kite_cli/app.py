@@ -2,7 +2,24 @@
 
 import typer
 
-from kite_cli import adapter, config, demo, gap, guard, incident, key, ledger, probes, routes, up, upcycle, yoco
+from kite_cli import (
+    adapter,
+    config,
+    demo,
+    doctor,
+    gap,
+    guard,
+    incident,
+    init,
+    key,
+    ledger,
+    probes,
+    routes,
+    up,
+    upcycle,
+    want,
+    yoco,
+)
 from kite_cli.eval import register as register_eval
 
 
@@ -18,9 +35,12 @@ def build() -> typer.Typer:
     )
     up.register(app)
     demo.register(app)
+    init.register(app)
+    doctor.register(app)
     incident.register(app)
     routes.register(app)
     register_eval(app)
+    want.register(yoco.app)
     app.add_typer(upcycle.app, name="upcycle")
     app.add_typer(adapter.app, name="adapter")
     app.add_typer(yoco.app, name="yoco")

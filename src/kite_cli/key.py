@@ -84,6 +84,39 @@ def add(
     return Exit.OK
 
 
+@app.command()
+def introduce(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="The folder that `kite init` made.")],
+    *,
+    reason: Annotated[str, typer.Option("--reason", metavar="TEXT", help="Why, for the ledger.")] = "kite init",
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be added.")] = False,
+    directory: Dir = None,
+    as_json: AsJson = False,
+) -> int:
+    """[changes] Have the ledger trust the keys of a deployment's services, as `add` does; those it trusts it keeps.
+
+    The arbitrator has to run, and the requests are signed with the operator's key.
+    """
+    from kite.trust import key_id
+    from kite_cli import place
+    from kite_cli.asking import keys
+    from kite_cli.deploy.folder import introduced
+    from kite_cli.running import run
+
+    fleet = place.find(directory)
+    for one in introduced(folder):
+        public = bytes.fromhex(one.public_key)
+        keys.request(one.source, public, reason)  # as in `add`
+        outcome = Added(key_id(public), one.source)
+        if found := keys.holds(fleet, one.source, public):
+            outcome = Added(found.id, one.source, found.pos)
+        elif not dry_run:
+            story = run(keys.add(fleet, one.source, public, reason=reason))
+            outcome = Added(key_id(public), one.source, story.facts[0].pos, story.request, story.trace_id)
+        _tell(outcome, dry_run=dry_run, as_json=as_json)
+    return Exit.OK
+
+
 @dataclass(frozen=True, slots=True)
 class Added:
     """A key, and since where the ledger trusts it: 0 when this was only tried; `request` if this request did it."""

@@ -85,10 +85,11 @@ def from_bus(fleet: "Address") -> "tuple[list[Copy], str]":
 
 async def _ask(url: str) -> "list[Copy]":
     from kite.bus import DEC, FLEET, Bus, dec_subject
+    from kite_cli.place import login
 
     subject = dec_subject(FLEET, FLEET, "checkpointed", "ledger/fleet")
     found: list[Copy] = []
-    async with asyncio.timeout(ASK_S), await Bus.connect(url, "kite-ledger", wait_s=CONNECT_S) as bus:
+    async with asyncio.timeout(ASK_S), await Bus.connect(url, "kite-ledger", login=login(), wait_s=CONNECT_S) as bus:
         state = await bus.stream(DEC)
         after = max(state.first_seq - 1, state.last_seq - LOOKED_MSGS, 0)
         if after >= state.last_seq:

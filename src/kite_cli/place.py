@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Protocol
 from kite.errors import Fault, KiteError, Unreachable, UsageError
 
 if TYPE_CHECKING:
+    from kite.bus import Login
     from kite.ledger import Reader
     from kite.trust import Signer
 
@@ -19,6 +20,9 @@ DEFAULT_DIR = Path(".kite")
 FLEET_FILE = "fleet.json"
 FORMAT = 1
 FILE_MODE = 0o600
+MONITOR = "nats_monitor"
+"""Under which name the ports of `fleet.json` have the bus's monitoring port."""
+
 OPERATOR_KEY = Path("keys/operator.key")
 """The private key that `kite up` makes for whoever may read its folder: it signs requests."""
 
@@ -165,6 +169,15 @@ def bus_url(fleet: Address) -> str:
     if not fleet.nats_url:
         raise NoFleet("the fleet is not running", hint="start it with `kite up`")
     return fleet.nats_url
+
+
+def login() -> "Login":
+    """Return who this command is to the bus, as the environment says. Raises the errors of `Login.load`."""
+    from kite.bus import Login
+    from kite_cli.settings import PlaceSettings
+
+    settings = PlaceSettings()
+    return Login.load(settings.nats_nkey_file, settings.nats_ca_file)
 
 
 def signer(fleet: Address) -> "Signer | None":

@@ -10,7 +10,9 @@ import structlog
 from kite import __version__, clock, probes
 from kite.bus import Bus
 from kite.events import Origin
+from kite.metrics import served
 from kite.orders import GRACE_US, Received, Task, Tasks, Worker
+from kite.orders.measure import Meter
 from kite.watches import Watch, beside, tell
 from kite_schemas.upcycle import (
     AdapterRefused,
@@ -38,6 +40,7 @@ from kite_upcycle.drift import Drift
 from kite_upcycle.engines import Engines
 from kite_upcycle.holding import Holding
 from kite_upcycle.making import Making, require_root
+from kite_upcycle.metrics import SECONDS
 from kite_upcycle.settings import Settings
 from kite_upcycle.shifts import Shifts
 
@@ -63,27 +66,29 @@ async def serve(settings: Settings) -> None:
     """Carry out the orders of one node until cancelled. Raises MissingPath, and the bus's and the journal's errors."""
     require_root(settings)
     origin = Origin(source=f"kite/{SERVICE}/{settings.node}", producer=f"{SERVICE}@{__version__}")
-    name = f"{SERVICE}-{settings.node}"
-    async with await Bus.connect(settings.nats_url, name, signer=settings.signer()) as bus, Engines() as engines:
+    async with await settings.connect(SERVICE) as bus, Engines() as engines:
         watched = Channel(settings.node, Shifts(engines, probes.default().prompts))
         drift = Drift(engines, settings.store)
         making = Making(settings, engines, drift.endpoints)
         holding = Holding(making, engines, probes.default(), watched, settings.adapters)
         await making.warm()
+        meter = Meter(SECONDS)
         worker = Worker(
             bus=bus,
             origin=origin,
             service=SERVICE,
             node=settings.node,
             journal=settings.journal,
-            handlers=tasks(making, holding),
+            handlers=meter.measured(tasks(making, holding)),
             notices={DecaySet: watched.hear_decay, ResidentsSet: drift.hear},
         )
         log.info(
             "upcycle_ready", node=settings.node, adapter_root=str(settings.adapters), probes=probes.default().digest
         )
-        async with beside(watches(bus, worker, watched, drift, settings.node)):
-            await worker.run()
+        meter.watch(worker)
+        with served(meter.registry, settings):
+            async with beside(watches(bus, worker, watched, drift, settings.node)):
+                await worker.run()
 
 
 def watches(bus: Bus, worker: Worker, watched: Channel, drift: Drift, node: str) -> dict[str, Watch]:

@@ -5,11 +5,11 @@ from typing import Literal
 
 from pydantic import Field
 
-from kite.settings import NodeSettings
+from kite.settings import MetricsSettings, NodeSettings
 from kite_upcycle import core
 
 
-class Settings(NodeSettings):
+class Settings(NodeSettings, MetricsSettings):
     """Settings of one upcycle."""
 
     device: Literal["cpu", "cuda"] = Field(default="cpu", description="where blends are recompressed: cpu or cuda")

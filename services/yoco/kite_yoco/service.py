@@ -52,7 +52,7 @@ async def serve(settings: Settings) -> None:
     prepare(settings.logs, records)
     origin = Origin(f"kite/{SERVICE}/{settings.node}", f"{SERVICE}@{__version__}")
     with holding(settings.state_dir), Listener(channel_name(settings.state_dir)) as listener:
-        async with await Bus.connect(settings.nats_url, f"{SERVICE}-{settings.node}", signer=settings.signer()) as bus:
+        async with await settings.connect(SERVICE) as bus:
             await serve_on(bus, listener, settings, origin, records)
 
 
@@ -84,6 +84,7 @@ async def serve_on(bus: Bus, listener: Listener, settings: Settings, origin: Ori
         handlers=meter.measured(tasks(place)),
         notices={TransportChanged: partial(outlet.switch, registered.boot)},
     )
+    meter.watch(worker)
     sampler = Sampler(settings.node, registered.boot, origin, instances=instances, listener=listener, memory=memory)
     health = health_of(instances, settings)
     watches = {"sampler": partial(sampler.run, outlet), "channel": partial(tell, sample, say), "health": health.run}

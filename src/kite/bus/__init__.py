@@ -3,27 +3,34 @@
 from kite.bus.client import Bus
 from kite.bus.consume import Work
 from kite.bus.errors import (
+    BusAuthorityUnusable,
     BusClosed,
     BusDirectoryInUse,
     BusDirectoryUnusable,
+    BusForbidden,
     BusFull,
     BusGap,
     BusNotDurable,
     BusPortTaken,
+    BusRefused,
     BusServerMissing,
     BusStartFailed,
     BusUnreachable,
+    BusUntrusted,
+    NkeyUnusable,
     PublishFailed,
     PublishUnanswered,
     StreamChanged,
     StreamMissing,
     StreamRefused,
 )
+from kite.bus.login import Login, Nkey, inbox_of
 from kite.bus.mark import FILL_ALARM_PPM, Mark, StreamState
 from kite.bus.message import Message
 from kite.bus.monitor import require_sync, sync_always
 from kite.bus.publish import Outcome, Outgoing, PubAck
 from kite.bus.server import EmbeddedServer
+from kite.bus.storage import Peer, Storage
 from kite.bus.subjects import (
     DEC,
     EVT,
@@ -45,24 +52,33 @@ __all__ = [
     "FLEET",
     "TEL",
     "Bus",
+    "BusAuthorityUnusable",
     "BusClosed",
     "BusDirectoryInUse",
     "BusDirectoryUnusable",
+    "BusForbidden",
     "BusFull",
     "BusGap",
     "BusNotDurable",
     "BusPortTaken",
+    "BusRefused",
     "BusServerMissing",
     "BusStartFailed",
     "BusUnreachable",
+    "BusUntrusted",
     "EmbeddedServer",
+    "Login",
     "Mark",
     "Message",
+    "Nkey",
+    "NkeyUnusable",
     "Outcome",
     "Outgoing",
+    "Peer",
     "PubAck",
     "PublishFailed",
     "PublishUnanswered",
+    "Storage",
     "StreamChanged",
     "StreamMissing",
     "StreamRefused",
@@ -72,6 +88,7 @@ __all__ = [
     "dec_subject",
     "escape",
     "evt_subject",
+    "inbox_of",
     "require_sync",
     "stream_of",
     "sync_always",

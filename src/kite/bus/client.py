@@ -6,21 +6,23 @@ from functools import partial
 from types import TracebackType
 from typing import Self
 
-from kite.bus import consume, streams
+from kite.bus import consume, storage, streams
 from kite.bus.consume import ACK_PENDING_MSGS, ACK_WAIT_S, IDLE_S, PULL_MSGS, Work
 from kite.bus.link import CONNECT_S, Link
+from kite.bus.login import Login
 from kite.bus.mark import Mark, StreamState
 from kite.bus.message import Message
 from kite.bus.publish import ACK_S, WINDOW_MSGS, Outcome, Outgoing, PubAck, Publisher
-from kite.bus.streams import FACTS_BYTES
+from kite.bus.storage import Peer, Storage
 from kite.trust import Signer
 
 
 class Bus:
     """One connection to the bus; comes back by itself for ever. `async with await Bus.connect(url, name) as bus:`."""
 
-    def __init__(self, link: Link, publisher: Publisher) -> None:
+    def __init__(self, link: Link, publisher: Publisher, trusted: bytes | None = None) -> None:
         """Use `connect`."""
+        self._trusted = trusted
         self._link = link
         self._publisher = publisher
 
@@ -31,16 +33,22 @@ class Bus:
         name: str,
         *,
         signer: Signer | None = None,
+        login: Login | None = None,
+        trusted: bytes | None = None,
         wait_s: float = CONNECT_S,
         window: int = WINDOW_MSGS,
         ack_s: float = ACK_S,
     ) -> Self:
-        """Connect as `name`; with a `signer` everything published is signed. Raises BusUnreachable after `wait_s`."""
-        link = Link(url)
+        """Connect as `name`; with a `signer` everything published is signed. `login` says who this is to the server.
+
+        With `trusted`, a public key (32 bytes), only orders that it signed are handed out by `work`. Raises
+        BusUnreachable after `wait_s`, and at once BusRefused (wrong key) and BusUntrusted (TLS).
+        """
+        link = Link(url, login)
         await link.open(name, wait_s)
         publisher = Publisher(link, signer=signer, window=window, ack_s=ack_s)
         await publisher.open()
-        return cls(link, publisher)
+        return cls(link, publisher, trusted)
 
     async def __aenter__(self) -> Self:
         return self
@@ -73,13 +81,27 @@ class Bus:
         """Wait until connected, for ever by default. Raises BusUnreachable after `wait_s`, BusClosed."""
         await self._link.ready(wait_s)
 
-    async def provision(self, *, facts_bytes: int = FACTS_BYTES) -> None:
-        """Create the streams, or adjust their limits; safe to call again. Raises StreamRefused, BusUnreachable."""
+    async def provision(self, *, facts_bytes: int | None = None) -> None:
+        """Create the streams, or adjust their limits; safe to call again.
+
+        `facts_bytes` bounds facts and decisions, each: None leaves a stream the bound it has, and gives a new one
+        FACTS_BYTES. Whoever may not change streams finds them as they are. Raises StreamRefused, BusUnreachable, and
+        StreamMissing for one that this process may not make.
+        """
         await streams.provision(self._link, facts_bytes)
 
     async def stream(self, stream: str) -> StreamState:
         """Ask what `stream` holds. Raises StreamMissing, BusUnreachable."""
         return await self._link.patiently(partial(streams.read_state, self._link, stream))
+
+    async def storage(self, stream: str) -> Storage:
+        """Ask how `stream` is kept. Raises StreamMissing, BusForbidden, BusUnreachable."""
+        return await self._link.patiently(partial(storage.read_storage, self._link, stream))
+
+    @property
+    def peer(self) -> Peer:
+        """The server that this is connected to."""
+        return storage.peer(self._link)
 
     async def message(self, stream: str, seq: int) -> Message | None:
         """Read one message by direct get, None when it is not stored. Raises StreamRefused, BusUnreachable."""
@@ -147,7 +169,8 @@ class Bus:
         """Yield what the durable consumer `durable` still has to do, each until it is acknowledged, for ever.
 
         Delivered again when not acknowledged within `ack_wait_s` (`Work.in_progress` renews it); at most
-        `max_ack_pending` are out at a time. Survives restarts of the server and of the caller.
+        `max_ack_pending` are out at a time. Survives restarts of the server and of the caller. What `trusted` of
+        `connect` did not sign is acknowledged, logged and not yielded.
 
         It waits for a stream that is not there yet. Raises StreamRefused, BusClosed.
         """
@@ -159,4 +182,5 @@ class Bus:
             ack_wait_s=ack_wait_s,
             max_ack_pending=max_ack_pending,
             idle_s=idle_s,
+            trusted=self._trusted,
         )

@@ -6,6 +6,8 @@ from kite.bus.mark import Mark, StreamState
 from kite.errors import Fault, KiteError, Unreachable
 from kite_schemas.ledger import EpochEnd
 
+FORBIDDEN_HINT = "nats.conf names the subjects of each service: is the seed this one's, and nats.conf as new as it?"
+
 
 class BusUnreachable(Unreachable):
     """Nothing answers at the address of the bus within the bound."""
@@ -27,6 +29,81 @@ class BusClosed(KiteError):
     code = "bus_closed"
 
 
+class BusRefused(BusClosed):
+    """The server does not let this process in, or not any more."""
+
+    code = "bus_refused"
+    fault = Fault.OPERATOR
+
+    def __init__(self, url: str, why: str, user: str) -> None:
+        shown = f"the nkey {user}" if user else "no nkey"
+        super().__init__(
+            f"the NATS server at {url} refuses this process, which shows {shown}: {why}",
+            hint="KITE_NATS_NKEY_FILE names the seed; its public half has to be in the server's nats.conf",
+        )
+        self.url = url
+        self.why = why
+        self.user = user
+
+
+class BusUntrusted(KiteError):
+    """The server is not shown to be the right one, or the connection to it would not be encrypted."""
+
+    code = "bus_untrusted"
+    fault = Fault.OPERATOR
+
+    def __init__(self, url: str, why: str) -> None:
+        super().__init__(
+            f"no trusted connection to the NATS server at {url}: {why}",
+            hint="KITE_NATS_CA_FILE names the authority that signed the server's certificate, which has to name the "
+            "server's host; with that setting a server without TLS is refused",
+        )
+        self.url = url
+        self.why = why
+
+
+class BusForbidden(KiteError):
+    """The server does not let this process use a subject."""
+
+    code = "bus_forbidden"
+    fault = Fault.OPERATOR
+
+    def __init__(self, url: str, subject: str) -> None:
+        super().__init__(f"the NATS server at {url} forbids this process to use {subject}", hint=FORBIDDEN_HINT)
+        self.url = url
+        self.subject = subject
+
+
+class NkeyUnusable(KiteError):
+    """There is no seed where one was named."""
+
+    code = "nkey_unusable"
+    fault = Fault.OPERATOR
+
+    def __init__(self, path: Path, why: str) -> None:
+        super().__init__(
+            f"{path} is no nkey to log in to the bus with: {why}",
+            hint="KITE_NATS_NKEY_FILE names a file of `secrets/nats` in the folder that `kite init` made",
+        )
+        self.path = path
+        self.why = why
+
+
+class BusAuthorityUnusable(KiteError):
+    """There is no certificate of an authority where one was named."""
+
+    code = "bus_authority_unusable"
+    fault = Fault.OPERATOR
+
+    def __init__(self, path: Path, why: str) -> None:
+        super().__init__(
+            f"{path} names no authority for the bus: {why}",
+            hint="KITE_NATS_CA_FILE names a PEM file with the certificate that signed the server's",
+        )
+        self.path = path
+        self.why = why
+
+
 class StreamMissing(KiteError):
     """The stream does not exist on this server."""
 
@@ -34,7 +111,10 @@ class StreamMissing(KiteError):
     fault = Fault.OPERATOR
 
     def __init__(self, stream: str) -> None:
-        super().__init__(f"stream {stream} does not exist", hint="call provision() first; the arbitrator does")
+        super().__init__(
+            f"stream {stream} does not exist",
+            hint="call provision() first; the arbitrator does, or `kite provision` where it may not",
+        )
         self.stream = stream
 
 

@@ -8,11 +8,21 @@ from typing import TypeVar, cast
 
 import nats.errors
 import structlog
-from nats.aio.client import Client
 from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
 
-from kite.bus.errors import BusClosed, BusUnreachable, StreamMissing, StreamRefused
+from kite.bus.errors import (
+    BusClosed,
+    BusForbidden,
+    BusRefused,
+    BusUnreachable,
+    BusUntrusted,
+    StreamMissing,
+    StreamRefused,
+)
+from kite.bus.login import Login
+from kite.bus.wire import Wire, forbidden, shut_out
+from kite.errors import KiteError
 
 CONNECT_S = 5.0
 RECONNECT_WAIT_S = 0.2
@@ -30,8 +40,6 @@ UNAVAILABLE = 503
 
 Answer = TypeVar("Answer")
 
-_TASKS = ("_reconnection_task", "_reading_task", "_flusher_task", "_ping_interval_task")  # of nats-py's client
-
 log: structlog.stdlib.BoundLogger = structlog.get_logger()
 
 
@@ -39,64 +47,50 @@ class NotNow(Exception):
     """The server did not answer, or cannot yet; the same request may work later. Never leaves kite.bus."""
 
 
-class _Client(Client):
-    """The client of nats-py, for three things that it does: it closes a connection politely and so waits for a peer
-    that may never read again; it sends after a reconnect what it had still not sent before, ahead of what is tried
-    again; and its reconnect loop goes on when it swallows a cancellation.
-    """
-
-    async def _process_op_err(self, e: Exception) -> None:
-        if self.is_connected:
-            self.cut()
-        await super()._process_op_err(e)
-
-    def cut(self) -> None:
-        """Drop the connection, and what is not sent yet."""
-        self._pending, self._pending_data_size = [], 0
-        writer = getattr(self._transport, "_io_writer", None)
-        if isinstance(writer, asyncio.StreamWriter):
-            writer.transport.abort()
-
-    @property
-    def running(self) -> set[asyncio.Task[None]]:
-        """The tasks of the connection that have not ended."""
-        found = (getattr(self, name) for name in _TASKS)
-        return {task for task in found if isinstance(task, asyncio.Task) and not task.done()}
-
-
 class Link:
     """A NATS connection. Watchers are called with a reason each time it breaks, before it comes back."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, login: Login | None = None) -> None:
         self.url = url
-        self.nc = _Client()
+        self._login = login or Login()
+        self.nc = Wire()
         self.sessions = 0
         self.is_closed = False
         self._up = asyncio.Event()
         self._watchers: list[Callable[[str], None]] = []
+        self._guards: list[Callable[[str], None]] = []
+        self._said = ""
+        self._put_out: KiteError | None = None
 
     async def open(self, name: str, wait_s: float = CONNECT_S) -> None:
-        """Connect as `name`. Raises BusUnreachable after `wait_s`."""
+        """Connect as `name`. Raises BusUnreachable after `wait_s`, and at once BusRefused and BusUntrusted."""
         try:
             async with asyncio.timeout(wait_s):
                 await self._connect(name)
+        except (BusRefused, BusUntrusted):
+            await self.close()
+            raise
         except (TimeoutError, OSError, nats.errors.Error) as error:
             await self.close()
             raise BusUnreachable(self.url, wait_s) from error
         self._rise()
 
     async def _connect(self, name: str) -> None:
+        nkey = self._login.nkey
         await self.nc.connect(
             self.url,
             name=name,
             error_cb=self._on_error,
             disconnected_cb=self._on_disconnect,
             reconnected_cb=self._on_reconnect,
-            closed_cb=self._on_close,
+            closed_cb=self._on_put_out,
             reconnect_time_wait=cast("int", RECONNECT_WAIT_S),  # nats-py sleeps on it: a float is fine
             max_reconnect_attempts=-1,
             ping_interval=PING_S,
             max_outstanding_pings=PINGS_LOST,
+            tls=self._login.tls,
+            nkeys_seed_str=nkey.seed if nkey else None,
+            inbox_prefix=self._login.inbox,
             pending_size=0,  # nothing is queued while disconnected: the publisher retries by itself, with the same id
         )
 
@@ -110,6 +104,23 @@ class Link:
         self._up.set()
 
     async def _on_error(self, error: Exception) -> None:
+        if (subject := forbidden(error)) is not None:
+            self._forbid(subject)
+        elif (closed := shut_out(error, self.url, self._login)) is None:
+            self._tell(error)
+        elif not self.sessions:  # in the middle of `open`: nats-py would try again for ever
+            self.nc.give_up()
+            raise closed
+        elif self._said != str(closed):  # once: whoever runs the server may put it right, and the next try gets in
+            self._said = str(closed)
+            log.error("bus_shut", url=self.url, code=closed.code, error=str(closed), hint=closed.hint)
+
+    def _forbid(self, subject: str) -> None:
+        log.error("bus_forbidden", url=self.url, subject=subject)
+        for guard in tuple(self._guards):
+            guard(subject)
+
+    def _tell(self, error: Exception) -> None:
         level = log.debug if isinstance(error, OSError) else log.warning  # a refused reconnect comes every 0.2 s
         level("bus_error", url=self.url, error=str(error))
 
@@ -122,7 +133,14 @@ class Link:
 
     async def _on_reconnect(self) -> None:
         log.info("bus_reconnected", url=self.url)
+        self._said = ""
         self._rise()
+
+    async def _on_put_out(self) -> None:
+        """Closed, and not by us: nats-py does that when the server says that it puts this process out."""
+        if not self.is_closed and (error := self.nc.last_error) is not None:
+            self._put_out = shut_out(error, self.url, self._login)
+        await self._on_close()
 
     async def _on_close(self) -> None:
         self.is_closed = True
@@ -142,6 +160,10 @@ class Link:
         if watcher in self._watchers:
             self._watchers.remove(watcher)
 
+    def guard(self, guard: Callable[[str], None]) -> None:
+        """Call `guard(subject)`, in lower case, whenever the server forbids to publish or listen there."""
+        self._guards.append(guard)
+
     async def ready(self, wait_s: float | None = None) -> None:
         """Wait until connected, for ever by default. Raises BusUnreachable after `wait_s`, BusClosed when closed."""
         try:
@@ -153,7 +175,7 @@ class Link:
 
     def _demand_open(self) -> None:
         if self.is_closed:
-            raise BusClosed("the bus connection is closed")
+            raise self._put_out or BusClosed("the bus connection is closed")
 
     async def close(self) -> None:
         """Close for good, within a bounded time whatever the server does; safe to call twice.
@@ -202,11 +224,13 @@ class Link:
             raise NotNow("disconnected") from error
 
     async def ask(self, subject: str, payload: bytes, wait_s: float = REQUEST_S) -> Msg:
-        """Send a request and return the answer. Raises NotNow when none comes, at once when the connection breaks."""
+        """Send a request and return the answer. Raises NotNow when none comes, at once when the connection breaks, and
+        BusForbidden.
+        """
         self._demand_open()
-        return await self._unbroken(self.nc.request(subject, payload, timeout=wait_s))
+        return await self._unbroken(self.nc.request(subject, payload, timeout=wait_s), subject)
 
-    async def _unbroken(self, call: Coroutine[object, None, Answer]) -> Answer:
+    async def _unbroken(self, call: Coroutine[object, None, Answer], subject: str = "") -> Answer:
         """Wait for what only this connection can bring. Raises NotNow when it does not, or the connection breaks."""
         broken: asyncio.Future[str] = asyncio.get_running_loop().create_future()
 
@@ -214,7 +238,12 @@ class Link:
             if not broken.done():
                 broken.set_result(reason)
 
+        def on_forbidden(what: str) -> None:
+            if what == subject.lower() and not broken.done():
+                broken.set_exception(BusForbidden(self.url, subject))
+
         self.watch(on_break)
+        self._guards.append(on_forbidden)
         request = asyncio.ensure_future(call)
         try:
             await asyncio.wait({request, broken}, return_when=asyncio.FIRST_COMPLETED)
@@ -225,6 +254,7 @@ class Link:
             raise NotNow(str(error)) from error
         finally:
             self.unwatch(on_break)
+            self._guards.remove(on_forbidden)
             request.cancel()
 
     async def patiently(self, call: Callable[[], Awaitable[Answer]]) -> Answer:

@@ -17,7 +17,7 @@ import nats.errors
 import structlog
 from nats.aio.msg import Msg
 
-from kite.bus.errors import BusClosed, BusFull, BusUnreachable, PublishFailed, PublishUnanswered
+from kite.bus.errors import FORBIDDEN_HINT, BusClosed, BusFull, BusUnreachable, PublishFailed, PublishUnanswered
 from kite.bus.link import UNAVAILABLE, Link, NotNow
 from kite.bus.message import EXPECTED_STREAM, MSG_ID, msg_id
 from kite.bus.subjects import stream_of
@@ -119,8 +119,8 @@ class _Flight:
     def unanswered(self, why: str) -> None:
         self.resolve(PublishUnanswered(self.item.subject, self.item.event_id, why))
 
-    def failed(self, why: str) -> None:
-        self.resolve(PublishFailed(self.item.subject, self.item.event_id, why))
+    def failed(self, why: str, *, hint: str = "") -> None:
+        self.resolve(PublishFailed(self.item.subject, self.item.event_id, why, hint=hint))
 
 
 class Publisher:
@@ -141,6 +141,7 @@ class Publisher:
         """Listen for acknowledgements."""
         await self._link.listen(f"{self._inbox}.*", self._on_ack)
         self._link.watch(self._on_break)
+        self._link.guard(self._on_forbidden)
 
     async def publish_many(self, items: Sequence[Outgoing]) -> list[Outcome]:
         """Publish in order and return the outcome of each item, in order: a PubAck or a PublishFailed.
@@ -207,6 +208,11 @@ class Publisher:
     def _on_break(self, reason: str) -> None:
         for flight in tuple(self._flights.values()):
             flight.unanswered(reason)
+
+    def _on_forbidden(self, subject: str) -> None:
+        for flight in tuple(self._flights.values()):
+            if flight.item.subject.lower() == subject:
+                flight.failed("the server forbids this process to publish there", hint=FORBIDDEN_HINT)
 
     async def _recover(self, attempt: int, failure: PublishFailed) -> None:
         log.warning("publish_retried", attempt=attempt, code=failure.code, error=str(failure))

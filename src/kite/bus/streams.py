@@ -5,9 +5,10 @@ from collections.abc import Mapping
 from functools import partial
 from typing import TypedDict, cast
 
+import structlog
 from nats.js.api import DiscardPolicy, PersistMode, RetentionPolicy, StorageType, StreamConfig
 
-from kite.bus.errors import StreamMissing, StreamRefused
+from kite.bus.errors import BusForbidden, StreamMissing, StreamRefused
 from kite.bus.link import API, Link
 from kite.bus.mark import StreamState
 from kite.bus.message import DESCRIPTION, STATUS, Message, from_direct, is_direct
@@ -20,6 +21,8 @@ FACTS_BYTES = 4 * GIB
 TELEMETRY_AGE_S = 3_600
 TELEMETRY_BYTES = 1 * GIB
 DUPLICATE_WINDOW_S = 120
+
+log: structlog.stdlib.BoundLogger = structlog.get_logger()
 
 
 class _State(TypedDict):
@@ -80,14 +83,36 @@ def configs(facts_bytes: int = FACTS_BYTES) -> tuple[StreamConfig, ...]:
     )
 
 
-async def provision(link: Link, facts_bytes: int = FACTS_BYTES) -> None:
-    """Create what is missing and adjust limits that differ. Raises StreamRefused, BusUnreachable."""
-    for config in configs(facts_bytes):
-        await link.patiently(partial(_ensure, link, config))
+async def provision(link: Link, facts_bytes: int | None = None) -> None:
+    """Create what is missing and adjust limits that differ; see `Bus.provision`."""
+    for config in configs(facts_bytes or FACTS_BYTES):
+        await link.patiently(partial(_ensure, link, config, keep_bytes=facts_bytes is None))
 
 
-async def _ensure(link: Link, config: StreamConfig) -> None:
+async def _ensure(link: Link, config: StreamConfig, *, keep_bytes: bool) -> None:
     body = config.as_dict()
+    found = await _found(link, str(config.name))
+    if found is not None and keep_bytes:
+        body["max_bytes"] = found["max_bytes"]
+    if found is not None and all((found.get(key) or None) == (value or None) for key, value in body.items()):
+        return
+    try:
+        await _make(link, config, body)
+    except BusForbidden as forbidden:
+        if found is None:
+            raise StreamMissing(str(config.name)) from forbidden
+        log.warning("stream_differs", stream=config.name, hint="`kite provision` of this version adjusts it")
+
+
+async def _found(link: Link, stream: str) -> Mapping[str, object] | None:
+    """Return the configuration of a stream, None when there is none."""
+    try:
+        return cast("Mapping[str, object]", (await link.api(f"STREAM.INFO.{stream}", {}))["config"])
+    except StreamMissing:
+        return None
+
+
+async def _make(link: Link, config: StreamConfig, body: Mapping[str, object]) -> None:
     try:
         await link.api(f"STREAM.CREATE.{config.name}", body)  # the same configuration again is no error
     except StreamRefused as refused:

@@ -30,7 +30,10 @@ log: structlog.stdlib.BoundLogger = structlog.get_logger()
 
 
 class Shift:
-    """Takes deliveries and drives lanes, as tasks of `group`. `template` is the subject that spans are named after."""
+    """Takes deliveries and drives lanes, as tasks of `group`. `template` is the subject that spans are named after.
+
+    What names another node than `node` is not taken, however it came here: its signature is no less genuine.
+    """
 
     def __init__(
         self,
@@ -40,8 +43,10 @@ class Shift:
         group: asyncio.TaskGroup,
         *,
         notices: Notices,
+        node: str,
         template: str,
     ) -> None:
+        self._node = node
         self._journal = journal
         self._reporter = reporter
         self._tasks = tasks
@@ -79,6 +84,8 @@ class Shift:
         message = work.message
         try:
             event = decode(message.payload)
+            if (node := getattr(event.data, "node", self._node)) != self._node:
+                raise NoOrder(f"it is for node {node}")
             if isinstance(event.data, OrderExpired):
                 self._expire(event.data)
             elif isinstance(event.data, Decision) and type(event.data) in self._notices:

@@ -14,8 +14,8 @@ from kite.orders.shift import Shift
 from kite.orders.task import Notices, Tasks
 from kite_schemas.why import Fact
 
-ACK_WAIT_S = 30.0
-RENEW_S = 10.0  # how often an order in hand asks for another ACK_WAIT_S
+ACK_WAIT_S = 10.0  # a third of what a load has: one that a killed worker had not begun is delivered again in time
+RENEW_S = 3.0  # how often an order in hand asks for another ACK_WAIT_S
 ACK_PENDING_MSGS = 256  # orders in hand at most; the bus holds back the rest
 NO_NOTICES: Notices = {}
 
@@ -28,7 +28,7 @@ class Worker:
 
     `notices` are the decisions that it only passes on. `journal` is the path of the worker's SQLite file. `subject_of`
     names what an outcome is about; by default what its order is about. `ack_wait_s` and `renew_s` are the constants of
-    this module but in tests.
+    this module but in tests. `redelivered` counts the deliveries of orders that the bus had delivered before.
     """
 
     def __init__(
@@ -45,6 +45,7 @@ class Worker:
         ack_wait_s: float = ACK_WAIT_S,
         renew_s: float = RENEW_S,
     ) -> None:
+        self.redelivered = 0
         self._bus = bus
         self._service = service
         self._node = node
@@ -73,7 +74,13 @@ class Worker:
                 async with asyncio.TaskGroup() as group:
                     template = filters[0].removesuffix(".>")
                     shift = Shift(
-                        journal, self._reporter, self._handlers, group, notices=self._notices, template=template
+                        journal,
+                        self._reporter,
+                        self._handlers,
+                        group,
+                        notices=self._notices,
+                        node=self._node,
+                        template=template,
                     )
                     shift.resume()
                     group.create_task(shift.renew(self._renew_s))
@@ -91,6 +98,7 @@ class Worker:
         )
         async with aclosing(works) as deliveries:
             async for work in deliveries:
+                self.redelivered += work.delivered > 1
                 if not shift.take(work):
                     group.create_task(work.ack())  # a bus that came back with another store does not answer: no waiting
 
