@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from kite.errors import MissingPath, UsageError
-from kite_cli.embedded.options import Dtype, EngineKind, Options
+from kite_cli.embedded.options import Dtype, EngineKind, PoolOptions
 from kite_cli.exits import Exit
 from kite_cli.flags import AsJson, Dir
 from kite_cli.output import Progress, count, note, percent, say, say_json, table
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from kite_upcycle.base import Base
     from kite_upcycle.verify import Report
 
-DEFAULTS = Options(base=Path())
+DEFAULTS = PoolOptions(base=Path())
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,16 +252,15 @@ def _engine(
     if server.url is not None:
         return Engine(server.url.rstrip("/"))
     ranks = [*(report.rank for report in material.reports.values()), *(each.rank for each in made)]
-    options = Options(
+    options = PoolOptions(
         base=material.base.path,
         engine=server.kind,
         dtype=server.dtype,
-        max_loras=min(trial.LORAS_MAX, len(ranks)),
         max_lora_rank=server.max_lora_rank or making.server_rank(ranks),
     )
     spec = load_pool(options).spec
-    on_vllm = {"cpus": trial.cores()} if server.kind == "vllm" else {}
-    return trial.own(spec.model_copy(update=on_vllm), scratch / "engine.log", progress.waiting)
+    own = {"max_loras": min(trial.LORAS_MAX, len(ranks)), **({"cpus": trial.cores()} if server.kind == "vllm" else {})}
+    return trial.own(spec.model_copy(update=own), scratch / "engine.log", progress.waiting)
 
 
 def _described(server: Server) -> str:

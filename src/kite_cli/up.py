@@ -5,7 +5,22 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from kite_cli.embedded.options import Dtype, EngineKind, Mode, Options
+from kite_cli.embedded.options import (
+    Blends,
+    Critical,
+    Engine,
+    KvCacheBytes,
+    MaxLoraRank,
+    MaxModelLen,
+    Node,
+    Numbers,
+    Options,
+    Prewarmed,
+    Ready,
+    Served,
+    StandbyMode,
+    Standbys,
+)
 from kite_cli.exits import Exit
 from kite_cli.flags import AsJson
 from kite_cli.output import Progress, duration, note, say, say_json
@@ -17,7 +32,6 @@ if TYPE_CHECKING:
     from kite_cli.embedded.fleet import Fleet
     from kite_schemas.envelope import Event
 
-COUNT_MAX = 64
 DEFAULTS = Options(base=Path())
 
 
@@ -29,25 +43,22 @@ def register(app: typer.Typer) -> None:
 def up(
     *,
     base: Annotated[Path, typer.Option("--base", metavar="PATH", help="Folder of the base model.")],
-    name: Annotated[str | None, typer.Option("--name", help="Served name of the base (else its folder's).")] = None,
-    ready: Annotated[int, typer.Option("--ready", min=0, max=COUNT_MAX, help="Instances that serve.")] = DEFAULTS.ready,
-    standbys: Annotated[
-        int, typer.Option("--standbys", min=0, max=COUNT_MAX, help="Instances that sleep.")
-    ] = DEFAULTS.standbys,
-    prewarmed: Annotated[
-        int, typer.Option("--prewarmed", min=0, max=COUNT_MAX, help="Processes kept ready to load the weights.")
-    ] = DEFAULTS.prewarmed,
-    critical: Annotated[
-        bool, typer.Option("--critical", help="Prewarm more often (90 s instead of 120 s as shipped).")
-    ] = DEFAULTS.critical,
-    standby_mode: Annotated[
-        Mode, typer.Option("--standby-mode", help="How standbys sleep, where the engine offers it.")
-    ] = DEFAULTS.standby_mode,
-    engine: Annotated[EngineKind, typer.Option("--engine", help="The server to run.")] = DEFAULTS.engine,
+    name: Served = None,
+    engine: Engine = DEFAULTS.engine,
+    ready: Ready = DEFAULTS.ready,
+    standbys: Standbys = DEFAULTS.standbys,
+    standby_mode: StandbyMode = DEFAULTS.standby_mode,
+    prewarmed: Prewarmed = DEFAULTS.prewarmed,
+    critical: Critical = DEFAULTS.critical,
+    blends: Blends = DEFAULTS.blends,
+    max_lora_rank: MaxLoraRank = DEFAULTS.max_lora_rank,
+    dtype: Numbers = DEFAULTS.dtype,
+    max_model_len: MaxModelLen = DEFAULTS.max_model_len,
+    kv_cache_bytes: KvCacheBytes = DEFAULTS.kv_cache_bytes,
+    node: Node = DEFAULTS.node,
     directory: Annotated[
         Path, typer.Option("--dir", metavar="DIR", envvar="KITE_DIR", help="Folder of the fleet.")
     ] = DEFAULT_DIR,
-    node: Annotated[str, typer.Option("--node", help="Name of this node.")] = DEFAULTS.node,
     nats_port: Annotated[
         int | None, typer.Option("--nats-port", min=1, max=65_535, help="Port of the bus (else a free one).")
     ] = None,
@@ -61,19 +72,6 @@ def up(
             help="First of four ports for metrics: arbitrator, yoco, upcycle, guard (else none).",
         ),
     ] = None,
-    dtype: Annotated[Dtype, typer.Option("--dtype", help="Numbers of the engines.")] = DEFAULTS.dtype,
-    max_model_len: Annotated[
-        int | None, typer.Option("--max-model-len", min=1, help="Context in tokens (else the base's, at most 2048).")
-    ] = None,
-    max_loras: Annotated[
-        int, typer.Option("--max-loras", min=1, help="Blend versions an engine holds: 2 * blends + 2.")
-    ] = DEFAULTS.max_loras,
-    max_lora_rank: Annotated[
-        int, typer.Option("--max-lora-rank", help="Highest rank of a blend.")
-    ] = DEFAULTS.max_lora_rank,
-    kv_cache_bytes: Annotated[
-        int, typer.Option("--kv-cache-bytes", min=1, help="KV cache of each engine.")
-    ] = DEFAULTS.kv_cache_bytes,
     as_json: AsJson = False,
 ) -> int:
     """[changes] Run an embedded fleet until Ctrl-C; the same DIR again resumes the same ledger."""
@@ -94,7 +92,7 @@ def up(
         metrics_port=metrics_port,
         dtype=dtype,
         max_model_len=max_model_len,
-        max_loras=max_loras,
+        blends=blends,
         max_lora_rank=max_lora_rank,
         kv_cache_bytes=kv_cache_bytes,
     )

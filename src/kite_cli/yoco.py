@@ -10,7 +10,8 @@ from kite_cli.flags import AsJson, Dir, Reason, group
 from kite_cli.output import Progress, Record, count, duration, fail, say, show, table
 
 if TYPE_CHECKING:
-    from kite_arbitrator.state import Instance, State
+    from kite_arbitrator.records import Instance
+    from kite_arbitrator.state import State
     from kite_cli.asking.capacity import Drain, Handover
     from kite_cli.view import View
 

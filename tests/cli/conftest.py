@@ -12,7 +12,7 @@ from kite_cli.testing import run as run_apart
 
 Kite = Callable[..., Ended]
 BASE = "tiny"
-SLOTS = "32"
+BLENDS = "15"
 """Every test has blends of its own, and each takes slots in the shared engines."""
 
 UNMOVED = (
@@ -27,7 +27,7 @@ UNMOVED = (
 def up(tiny_base: Path, tmp_path_factory: pytest.TempPathFactory) -> Generator[Up]:
     """A fleet of two ready instances and a standby, which leaves nothing behind."""
     directory = tmp_path_factory.mktemp("cli") / "fleet"
-    with Up(tiny_base, directory, "--name", BASE, "--ready", "2", "--max-loras", SLOTS, "--json") as up:
+    with Up(tiny_base, directory, "--name", BASE, "--ready", "2", "--blends", BLENDS, "--json") as up:
         calmed = run_apart("config", "set", *UNMOVED, "--dir", str(directory))
         assert calmed.code == 0, calmed.err
         yield up

@@ -24,7 +24,7 @@ HALF_PPM = 500_000
 
 async def test_injections_at_once_exclude_each_other_only_within_a_blend(tiny_base: Path, tmp_path: Path):
     one, two, three = (adapters.adapter(tmp_path / f"a{n}", tiny_base, rank=4, seed=n) for n in (1, 2, 3))
-    options = Options(base=tiny_base, name="tiny", engine="fake", dir=tmp_path / "fleet", dtype="float32", max_loras=8)
+    options = Options(base=tiny_base, name="tiny", engine="fake", dir=tmp_path / "fleet", dtype="float32", blends=3)
     async with embedded(options) as fleet:
         await fleet.wait_settled(UP_S)
 

@@ -166,7 +166,7 @@ def fleet(tiny_base: Path, tmp_path_factory: pytest.TempPathFactory) -> Generato
     store.mkdir(parents=True)
     before = ("unshare", "--map-root-user", "--mount", "sh", "-c", SMALL_DISK, str(store)) if may_mount() else ()
     served = ("--name", BASE, "--engine", "vllm", "--dtype", "float32", "--ready", "2", "--standbys", "0")
-    up = Up(tiny_base, home, *served, "--max-loras", "24", before=before).start()
+    up = Up(tiny_base, home, *served, "--blends", "11", before=before).start()
     try:
         up.wait_for("fleet ready", UP_S)
         fleet = Fleet(up, tiny_base, folder)

@@ -1,7 +1,13 @@
-"""A small OTLP receiver (HTTP, protobuf): takes the spans that real exporters send and keeps them in memory."""
+"""A small OTLP receiver (HTTP, protobuf): takes the spans that real exporters send and keeps them in memory.
+
+`python -m kite.testing.otlp HOST:PORT…` is one as a process of its own, at all of these addresses; it gives out what it
+has at /spans (as JSON), and answers every other GET with an empty page.
+"""
 
 import gzip
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -9,6 +15,7 @@ from threading import Thread
 from types import TracebackType
 from typing import Self
 
+import msgspec
 from google.protobuf.message import DecodeError
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
     ExportTraceServiceRequest,
@@ -20,6 +27,7 @@ from opentelemetry.proto.trace.v1 import trace_pb2
 from kite.clock import NS_PER_US
 
 TRACES = "/v1/traces"
+SPANS = "/spans"
 CONTENT_TYPE = "application/x-protobuf"
 BODY_MAX_BYTES = 16 * 1024**2
 SPANS_MAX = 100_000
@@ -93,9 +101,10 @@ def grow(spans: Sequence[Span]) -> Tree:
 class Receiver:
     """Listens on a free loopback port. `with Receiver() as receiver:`; exporters are given `receiver.endpoint`."""
 
-    def __init__(self) -> None:
-        self._spans: list[Span] = []  # appended by the server's threads, read by copy
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), _handler(self._take))
+    def __init__(self, host: str = "127.0.0.1", port: int = 0, kept: list[Span] | None = None) -> None:
+        """Spans are added to `kept`, which several may share."""
+        self._spans: list[Span] = [] if kept is None else kept  # appended by the server's threads, read by copy
+        self._server = ThreadingHTTPServer((host, port), _handler(self._take, self._told))
         self._server.daemon_threads = True
         self._thread = Thread(target=self._server.serve_forever, args=(POLL_S,), name="otlp", daemon=True)
 
@@ -108,6 +117,10 @@ class Receiver:
     ) -> None:
         self._server.shutdown()
         self._server.server_close()
+        self._thread.join()
+
+    def wait(self) -> None:
+        """Wait until somebody else ends it."""
         self._thread.join()
 
     @property
@@ -135,6 +148,9 @@ class Receiver:
     def _take(self, body: bytes) -> None:
         self._spans += read(body)
         del self._spans[:-SPANS_MAX]
+
+    def _told(self) -> bytes:
+        return msgspec.json.encode(self.spans)
 
 
 def read(body: bytes) -> list[Span]:
@@ -187,10 +203,18 @@ def _tree(span: Span, children: Mapping[str, Sequence[Span]]) -> Tree:
     return Tree(span, tuple(_tree(child, children) for child in children.get(span.span_id, ())))
 
 
-def _handler(take: Callable[[bytes], None]) -> type[BaseHTTPRequestHandler]:
+def spans(told: str | bytes) -> list[Span]:
+    """Return the spans that a receiver gave out at /spans."""
+    return msgspec.json.decode(told, type=list[Span])
+
+
+def _handler(take: Callable[[bytes], None], told: Callable[[], bytes]) -> type[BaseHTTPRequestHandler]:
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:  # the name that http.server calls
-            self._answer(self._receive())
+            self._answer(self._receive(), ExportTraceServiceResponse().SerializeToString())
+
+        def do_GET(self) -> None:  # likewise
+            self._answer(HTTPStatus.OK, told() if self.path == SPANS else b"")
 
         def _receive(self) -> HTTPStatus:
             if self.path != TRACES:
@@ -205,8 +229,7 @@ def _handler(take: Callable[[bytes], None]) -> type[BaseHTTPRequestHandler]:
                 return HTTPStatus.BAD_REQUEST
             return HTTPStatus.OK
 
-        def _answer(self, status: HTTPStatus) -> None:
-            body = ExportTraceServiceResponse().SerializeToString()
+        def _answer(self, status: HTTPStatus, body: bytes) -> None:
             self.send_response(status)
             self.send_header("Content-Type", CONTENT_TYPE)
             self.send_header("Content-Length", str(len(body)))
@@ -217,3 +240,18 @@ def _handler(take: Callable[[bytes], None]) -> type[BaseHTTPRequestHandler]:
             """Stay quiet."""
 
     return Handler
+
+
+def main(addresses: Sequence[str]) -> int:
+    """Listen at every HOST:PORT until the process is ended."""
+    kept: list[Span] = []
+    places = [address.rpartition(":") for address in addresses]
+    with ExitStack() as stack:
+        receivers = [stack.enter_context(Receiver(host, int(port), kept)) for host, _, port in places]
+        for receiver in receivers:
+            receiver.wait()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -16,7 +16,7 @@ from kite_arbitrator.records import Instance
 from kite_arbitrator.state import State, busy
 from kite_cli.asking.following import Told
 from kite_cli.asking.intake import proper
-from kite_cli.embedded.options import Options
+from kite_cli.embedded.options import PoolOptions
 from kite_cli.health import posts, rests
 from kite_schemas.envelope import Event
 from kite_schemas.policy import Pool
@@ -65,7 +65,7 @@ def check_port(port: int | None) -> None:
         raise BusPortTaken(port)
 
 
-def load_pool(options: Options) -> Pool:
+def load_pool(options: PoolOptions) -> Pool:
     """Read the base and return the pool that the options ask for. Raises MissingPath, UnreadableBase, UsageError."""
     from kite_upcycle.base import Base
 
