@@ -15,6 +15,7 @@ from kite_cli import (
     ledger,
     probes,
     routes,
+    trace,
     up,
     upcycle,
     want,
@@ -38,6 +39,7 @@ def build() -> typer.Typer:
     init.register(app)
     doctor.register(app)
     incident.register(app)
+    trace.register(app)
     routes.register(app)
     register_eval(app)
     want.register(yoco.app)

@@ -33,6 +33,20 @@ class NoSuchDecision(KiteError):
         self.name = name
 
 
+class Untraced(KiteError):
+    """An event that belongs to no trace: nobody asked for it, as for a tick or a window."""
+
+    code = "untraced"
+    fault = Fault.USER
+
+    def __init__(self, name: str, kind: str) -> None:
+        super().__init__(
+            f"{name} is {kind}, which belongs to no trace", hint="`kite timeline` shows the trace of each entry"
+        )
+        self.name = name
+        self.kind = kind
+
+
 @dataclass(frozen=True, slots=True)
 class Event:
     """A row of the ledger by what a person calls it."""
@@ -78,7 +92,7 @@ class Explanation:
 
 def explain(reader: Reader, name: str) -> Explanation:
     """Explain a decision, named by its position, its id, or the first characters of it. Raises NoSuchDecision."""
-    row = _find(reader, name)
+    row = find(reader, name)
     event = decode(row.raw)
     if not isinstance(event.data, Decision):
         raise NoSuchDecision(name, f"position {row.pos} is {row.type}, which decides nothing")
@@ -95,7 +109,8 @@ def explain(reader: Reader, name: str) -> Explanation:
     )
 
 
-def _find(reader: Reader, name: str) -> LedgerRow:
+def find(reader: Reader, name: str) -> LedgerRow:
+    """Return a row by its position or its id, a decision by how that begins as well. Raises NoSuchDecision."""
     if name.isdecimal():
         row = reader.row(int(name))
         if row is None:

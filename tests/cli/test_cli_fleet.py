@@ -251,6 +251,18 @@ def test_a_decision_is_explained(on: Kite, make_adapter: Make):
     assert "the ledger ends at" in missing.err
 
 
+def test_a_decision_leads_to_its_trace(on: Kite, make_adapter: Make):
+    found = one(inject(on, make_adapter("traced", seed=11), "--blend", "traced", "--weight", "0.25"))
+    at = f"http://127.0.0.1:16686/trace/{found['trace_id']}"
+    assert on("trace", str(found["request"]), "--print-url").out == f"{at}\n"
+    told = one(on("trace", str(found["request"]), "--jaeger", "http://jaeger.example/ui/", "--json"))
+    assert told == {"trace_id": found["trace_id"], "url": f"http://jaeger.example/ui/trace/{found['trace_id']}"}
+    untraced = on("trace", "1", "--print-url")
+    assert (untraced.code, untraced.out) == (1, "")
+    assert "error: 1 is kite.ledger.created.v1, which belongs to no trace" in untraced.err
+    assert on("trace", "999999", "--print-url").code == 1
+
+
 def test_everything_so_far_replays(on: Kite):
     ended = on("replay")
     assert ended.code == 0

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from kite import tracing
+from kite import probes, tracing
 from kite.testing import adapters
 from kite.testing.eventually import eventually
-from kite.testing.otlp import Receiver, Tree
+from kite.testing.otlp import Receiver, Span, Tree
 from kite_cli.asking.capacity import order
 from kite_cli.asking.request import inject
 from kite_cli.embedded.fleet import Fleet, embedded
@@ -66,13 +66,28 @@ async def test_an_injection_is_one_connected_tree(
         await fleet.wait_settled(UP_S)
         trace_id = await inject_one(fleet, tiny_base, tmp_path)
         tree = await grown(receiver, trace_id, {"cli", "arbitrator", "upcycle", "vllm"})
+        decided = tree.find("decide kite.upcycle.load_ordered.v1")
+        (committed,) = await eventually(lambda: linking(receiver, decided), EXPORT_S)
     assert tree.span.service == "cli"
-    decided = tree.find("decide kite.upcycle.load_ordered.v1")
     worked = next(span for span in tree.walk() if span.parent_id == decided.span_id)
     assert worked.service == "upcycle"
     asked = [span for span in tree.walk() if span.name == "llm_request"]
     assert asked
     assert {span.service for span in asked} == {"vllm"}
+    assert (committed.parent_id, committed.trace_id != trace_id) == ("", True), "batches are linked, never above"
+    assert spoken(receiver) == [], "what was asked of an engine is in no span"
+
+
+def linking(receiver: Receiver, decided: Span) -> list[Span]:
+    """Return the commits that hold a decision."""
+    return [span for span in receiver.named("commit batch") if decided.span_id in span.links]
+
+
+def spoken(receiver: Receiver) -> list[str]:
+    """Return what spans say of the prompts that engines were proven with."""
+    said = [f"{span.name} {span.error} {sorted(span.attributes.items())}" for span in receiver.spans]
+    prompts = [prompt for prompt in probes.default().prompts if len(prompt) > len("10, 20")]
+    return [text for text in said if any(prompt in text for prompt in prompts)]
 
 
 async def test_an_order_is_one_connected_tree(receiver: Receiver, tiny_base: Path, tmp_path: Path):

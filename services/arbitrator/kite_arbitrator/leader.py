@@ -1,13 +1,14 @@
 """One term of leading: pull, decide, commit, publish. One task writes; the others hand it work or see to the rest."""
 
 import asyncio
-from contextlib import suppress
+from collections.abc import Generator
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import Never
 
 import structlog
 
-from kite import __version__, clock
+from kite import __version__, clock, tracing
 from kite.bus import DEC, EVT, FILL_ALARM_PPM, Bus, BusUnreachable, StreamMissing
 from kite.errors import Fault, KiteError
 from kite.events import Origin, compose, new_id
@@ -199,7 +200,8 @@ class Leader:
         if load.tick:
             self._pass_time(batch)
         cursor = self._take(batch, load)
-        await self._commit(batch, cursor, quiet=not (load.tick or load.facts or batch.decided))
+        with _traced(batch):
+            await self._commit(batch, cursor, quiet=not (load.tick or load.facts or batch.decided))
         if signer is not None:
             self._sealed_pos = head.pos
         if any(isinstance(item, BusEpochChanged) for item in load.facts):
@@ -253,6 +255,21 @@ class Leader:
 
     def _batch(self, known: dict[str, bytes]) -> Batch:
         return Batch(self._state, self._now, ORIGIN, self._cursor.bus_epoch, self._keyring, known, self._traces)
+
+
+@contextmanager
+def _traced(batch: Batch) -> Generator[None]:
+    """Show the commit of a batch that decided something as a trace of its own, with a link to each decision.
+
+    Windows alone come ten times a second from each node: they are no spans.
+    """
+    if not batch.decided:
+        yield
+        return
+    attributes = {"kite.rows": len(batch.drafts), "kite.decisions": len(batch.decided)}
+    links = [send.traceparent for send in batch.sends if send.traceparent]
+    with tracing.span("commit batch", links=links, attributes=attributes):
+        yield
 
 
 def _fact(batch: Batch, item: Incoming, cursor: Cursor) -> Cursor:
