@@ -5,10 +5,11 @@ from typing import Any
 import pytest
 
 from kite_arbitrator.records import Pressure, pool_subject
-from kite_arbitrator.testing import BASE, NODE, SECOND_US, WINDOW_US, Doing, Story, Told, of
+from kite_arbitrator.testing import BASE, NODE, SECOND_US, WINDOW_US, Doing, Story, Told, of, offer
 from kite_schemas.arbitration import Held, PressureChanged
 from kite_schemas.upcycle import DecaySet, InjectionAdmitted
 from kite_schemas.why import Reason
+from kite_schemas.yoco import SleepMode
 
 READY, SECOND, STANDBY = f"{NODE}-{BASE}-0", f"{NODE}-{BASE}-1", f"{NODE}-{BASE}-1"
 LIMIT, SUSTAINED_US = 4, 5 * SECOND_US
@@ -23,17 +24,17 @@ CALM, CROWDED, MISSING = doing(LIMIT, 900), doing(LIMIT + 1, 900), doing(LIMIT +
 """At the limit, above it, and above it with 20 % more misses."""
 
 
-def calm(*, ready: int = 1, standbys: int = 1) -> Story:
+def calm(*, ready: int = 1, standbys: int = 1, mode: SleepMode = SleepMode.PAUSED) -> Story:
     """A fleet at its limit for long enough that its misses of the last seconds are known."""
-    fleet = Story().up(ready=ready, standbys=standbys).rest()
+    fleet = Story(engines=(offer(mode),)).up(ready=ready, standbys=standbys, standby_mode=mode).rest()
     fleet.amend({"arbitration.concurrency_max": LIMIT})
     fleet.windows(7 * SECOND_US, CALM)
     return fleet
 
 
-def pressed(**fields: int) -> Story:
+def pressed(*, ready: int = 1, standbys: int = 1) -> Story:
     """A fleet whose pool has just come under pressure."""
-    fleet = calm(**fields)
+    fleet = calm(ready=ready, standbys=standbys)
     (on,) = changes(fleet, SUSTAINED_US + WINDOW_US, MISSING)
     assert on.on
     return fleet
@@ -292,6 +293,13 @@ def test_the_reserve_is_held_as_hot_already_once(standbys: int, wanted: int):
 def test_without_a_share_or_without_standbys_nothing_is_said_of_a_reserve(settings: dict[str, None]):
     fleet = calm(standbys=1 if settings else 0)
     fleet.amend(settings)
+    decided = fleet.windows(8 * SECOND_US, MISSING)
+    assert [data for data in of(decided, Held) if data.why.reason is Reason.ALREADY_HOT] == []
+    assert known(fleet).on
+
+
+def test_standbys_that_sleep_deeply_are_not_called_hot():
+    fleet = calm(mode=SleepMode.L1)
     decided = fleet.windows(8 * SECOND_US, MISSING)
     assert [data for data in of(decided, Held) if data.why.reason is Reason.ALREADY_HOT] == []
     assert known(fleet).on

@@ -14,7 +14,7 @@ from kite_schemas.policy import Pool
 from kite_schemas.telemetry import Window
 from kite_schemas.upcycle import DecaySet
 from kite_schemas.why import Reason, RuleValue
-from kite_schemas.yoco import PrewarmBlocked, PrewarmReleased
+from kite_schemas.yoco import PATHS, Path, PrewarmBlocked, PrewarmReleased
 
 UNHEARD_US = 60_000_000
 """Pressure of which nothing was heard for so long is over: what is not known cannot go on for ever."""
@@ -171,10 +171,12 @@ def _changed(
 
 
 def _reserve(state: State, row: Row, found: Pressure) -> Iterator[Draft]:
-    """Say how many standbys are to be on the hot path: a paused standby is on it already, and there is no other yet."""
+    """Say how many standbys are to be on the hot path, where the pool has them sleep on it: then all are already."""
     subject = f"reserve/{found.node}.{found.base}"
     share_ppm, pool = current(state).yoco.reserve_pressure_ppm, pool_of(state, found.node, found.base)
-    if share_ppm is None or pool is None or not pool.standbys or said(state, subject, Reason.ALREADY_HOT):
+    if share_ppm is None or pool is None or not pool.standbys or PATHS[pool.standby_mode] is not Path.HOT:
+        return
+    if said(state, subject, Reason.ALREADY_HOT):
         return
     wanted = -(-pool.standbys * share_ppm // PPM)
     rule = at_least("yoco.reserve_pressure_ppm", pool.standbys, wanted)
