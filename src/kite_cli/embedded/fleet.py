@@ -11,6 +11,7 @@ from kite.bus import Bus
 from kite.clock import US_PER_S, mono_us
 from kite.errors import Fault, KiteError
 from kite.ledger import NotALedger
+from kite.trust import public_path
 from kite_arbitrator.state import State
 from kite_cli import place
 from kite_cli.asking.following import Told, ends, watch
@@ -224,6 +225,7 @@ class Fleet:
             "KITE_ADAPTER_ROOT": str(self.adapter_root),
             "KITE_LOG_LEVEL": self.options.log_level,
             "KITE_OPERATOR_KEY": str(self._keys.operator_public),
+            "KITE_ARBITRATOR_KEY": str(public_path(self._keys.of("arbitrator"))),
             "KITE_SIGNING_KEY": str(self._keys.of(name)),
             **({METRICS_PORT: str(port)} if (port := metrics_ports(self.options.metrics_port).get(name)) else {}),
         }
