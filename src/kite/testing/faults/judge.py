@@ -67,16 +67,16 @@ def kept(history: History) -> Iterator[str]:
 def consumed(history: History) -> Iterator[str]:
     """What is on the bus is in the ledger; of a store that was replaced, all that came before the last one read.
 
-    What both stores have in one place since the same moment may have been read of either.
+    What both stores have in one place may have been read of either, also when it was published anew there: a copy that
+    is no older than what was read is taken for the same bus.
     """
     rows = {entry.id: entry for entry in history.entries}
     lost = history.lost.facts if history.lost else ()
-    both = {(m.seq, m.event_id, m.published_us) for m in lost}
-    both &= {(m.seq, m.event_id, m.published_us) for m in history.bus.facts}
+    both = {(m.seq, m.event_id) for m in lost} & {(m.seq, m.event_id) for m in history.bus.facts}
     for message in history.bus.facts:
         if message.event_id not in rows or rows[message.event_id].row.raw != message.payload:
             yield f"{message.event_id} at {message.seq} of the bus is not in the ledger"
-    only = [m for m in lost if (m.seq, m.event_id, m.published_us) not in both]
+    only = [m for m in lost if (m.seq, m.event_id) not in both]
     read_seq = max((message.seq for message in only if _is_from(rows.get(message.event_id), message.seq)), default=0)
     for message in lost:
         if message.seq <= read_seq and message.event_id not in rows:
