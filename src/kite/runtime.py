@@ -4,18 +4,32 @@ import asyncio
 import logging
 import signal
 import sys
-from collections.abc import Coroutine
-from typing import cast
+from collections.abc import Callable, Coroutine
+from typing import TypeVar, cast
 
 import structlog
 
 from kite import tracing
 from kite.errors import KiteError
+from kite.settings import ServiceSettings, SettingsInvalid, told
 
 EXIT_OK = 0
 EXIT_FAILED = 1
 
+AnySettings = TypeVar("AnySettings", bound=ServiceSettings)
+
 log = structlog.get_logger()
+
+
+def start(name: str, kind: type[AnySettings], serve: Callable[[AnySettings], Coroutine[None, None, None]]) -> int:
+    """Run a service by the settings of the environment until it ends or is told to; return its exit code."""
+    try:
+        settings = told(kind)
+    except SettingsInvalid as error:
+        _log_to_stderr("info")
+        _report(name, error)
+        return EXIT_FAILED
+    return run(name, settings.log_level, serve(settings))
 
 
 def run(name: str, log_level: str, main: Coroutine[None, None, None]) -> int:

@@ -1,14 +1,29 @@
 """The one place that reads the environment: what every process of a fleet has to be told."""
 
+from collections.abc import Sequence
 from pathlib import Path
+from typing import TypeVar
 
-from pydantic import Field
+from pydantic import Field, ValidationError
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from kite.bus import Bus, Login
+from kite.errors import Fault, KiteError
 from kite.trust import Signer, load_public, load_signer
 
 JOURNAL = "orders.sqlite"
+PREFIX = "KITE_"
+
+
+class SettingsInvalid(KiteError):
+    """A process was not told what it has to be told, or something that cannot be."""
+
+    code = "settings_invalid"
+    fault = Fault.OPERATOR
+
+    def __init__(self, mistakes: Sequence[str]) -> None:
+        super().__init__("; ".join(mistakes), hint="docs/settings.md lists what each service is told")
+        self.mistakes = mistakes
 
 
 class ServiceSettings(BaseSettings):
@@ -16,8 +31,12 @@ class ServiceSettings(BaseSettings):
 
     model_config = SettingsConfigDict(env_prefix="KITE_", extra="ignore", frozen=True)
 
-    nats_url: str = Field(description="where the bus listens, as in nats://127.0.0.1:4222")
-    log_level: str = Field(default="info", description="debug, info, warning or error")
+    nats_url: str = Field(
+        description="where the bus listens, as in nats://127.0.0.1:4222; of a cluster all, with commas"
+    )
+    log_level: str = Field(
+        default="info", pattern="(?i)^(debug|info|warning|error)$", description="debug, info, warning or error"
+    )
     signing_key: Path | None = Field(
         default=None, description="file of the private key that signs what this process says"
     )
@@ -74,3 +93,19 @@ class NodeSettings(ServiceSettings):
     def adapters(self) -> Path:
         """The adapter root as engines are told it: an absolute path."""
         return self.adapter_root.absolute()
+
+
+AnySettings = TypeVar("AnySettings", bound=BaseSettings)
+
+
+def told(kind: type[AnySettings]) -> AnySettings:
+    """Read settings from the environment. Raises SettingsInvalid with every mistake, and no value: it may be secret."""
+    try:
+        return kind()
+    except ValidationError as error:
+        mistakes = (("_".join(map(str, one["loc"])).upper(), one) for one in error.errors(include_input=False))
+        raise SettingsInvalid([f"{PREFIX}{name}: {_why(one['type'], one['msg'])}" for name, one in mistakes]) from None
+
+
+def _why(kind: str, message: str) -> str:
+    return "not set" if kind == "missing" else message

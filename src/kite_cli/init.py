@@ -7,7 +7,7 @@ import typer
 
 from kite_cli.exits import Exit
 from kite_cli.flags import AsJson
-from kite_cli.output import note, say, say_json
+from kite_cli.output import count, note, say, say_json
 
 if TYPE_CHECKING:
     from kite_cli.deploy.folder import Plan
@@ -92,6 +92,12 @@ def provision(
     facts_gib: Annotated[
         int, typer.Option("--facts-gib", min=1, metavar="GIB", help="Bound of facts and of decisions, each.")
     ] = 4,
+    replicas: Annotated[
+        int | None,
+        typer.Option(
+            "--replicas", min=1, max=5, metavar="N", help="On how many servers of a cluster (else unchanged)."
+        ),
+    ] = None,
     as_json: AsJson = False,
 ) -> int:
     """[changes] Make the streams of the bus at KITE_NATS_URL, or adjust their limits; again is no error.
@@ -101,17 +107,17 @@ def provision(
     from kite.bus.streams import GIB
     from kite_cli.running import run
 
-    found = run(_provision(facts_gib * GIB))
-    for stream, limit_bytes in found.items():
+    found = run(_provision(facts_gib * GIB, replicas))
+    for stream, (limit_bytes, copies) in found.items():
         if as_json:
-            say_json({"stream": stream, "limit_bytes": limit_bytes})
+            say_json({"stream": stream, "limit_bytes": limit_bytes, "replicas": copies})
         else:
-            say(f"{stream}: at most {limit_bytes / GIB:g} GiB")
+            say(f"{stream}: at most {limit_bytes / GIB:g} GiB, {count(copies, 'replica')}")
     return Exit.OK
 
 
-async def _provision(facts_bytes: int) -> dict[str, int]:
-    """Return the bound of each stream in bytes. Raises UsageError, and the errors of `Bus.connect` and `provision`."""
+async def _provision(facts_bytes: int, replicas: int | None) -> dict[str, tuple[int, int]]:
+    """Return each stream's bound in bytes and number of copies. Raises UsageError, and as `connect` and `provision`."""
     from kite.bus import DEC, EVT, TEL, Bus
     from kite.errors import UsageError
     from kite_cli.place import login
@@ -121,5 +127,8 @@ async def _provision(facts_bytes: int) -> dict[str, int]:
     if not url:
         raise UsageError("no bus is named", hint="set KITE_NATS_URL; `kite up` makes its streams by itself")
     async with await Bus.connect(url, "provisioner", login=login()) as bus:
-        await bus.provision(facts_bytes=facts_bytes)
-        return {stream: (await bus.stream(stream)).limit_bytes for stream in (EVT, DEC, TEL)}
+        await bus.provision(facts_bytes=facts_bytes, replicas=replicas)
+        return {
+            stream: ((await bus.stream(stream)).limit_bytes, (await bus.storage(stream)).replicas)
+            for stream in (EVT, DEC, TEL)
+        }

@@ -12,7 +12,9 @@ class PlaceSettings(BaseSettings):
     model_config = SettingsConfigDict(env_prefix="KITE_", extra="ignore", frozen=True, env_ignore_empty=True)
 
     dir: Path | None = Field(default=None, description="folder of a fleet that `kite up` runs")
-    nats_url: str = Field(default="", description="where the bus listens, as in nats://127.0.0.1:4222")
+    nats_url: str = Field(
+        default="", description="where the bus listens, as in nats://127.0.0.1:4222; of a cluster all, with commas"
+    )
     ledger_url: str = Field(default="", description="the ledger's database, as in sqlite:////var/lib/kite/ledger.db")
     nats_monitor_url: str = Field(
         default="", description="the monitoring port of the bus, for `kite doctor` (else that of the folder's fleet)"

@@ -1,9 +1,7 @@
 """Logging in to a real server: the right key gets in, anything else is one clear error at once."""
 
 import os
-import shutil
 import signal
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
@@ -25,7 +23,7 @@ from kite.testing.eventually import eventually
 from kite.trust import KeyFileOpen
 from kite_cli.deploy.conf import AUTHORITY, SERVER_CERT, SERVER_KEY
 from kite_cli.deploy.members import ARBITRATOR, OPERATOR, PROVISIONER
-from kite_cli.deploy.testing import Deployment, made, serving
+from kite_cli.deploy.testing import Deployment, certify, made, serving
 
 AT_ONCE_S = 2.0
 """Far less than the time that an absent server is waited for."""
@@ -154,23 +152,6 @@ async def test_an_arbitrator_before_its_streams_says_who_makes_them(tmp_path: Pa
         code, _, err = await deployment.kite("provision", "--facts-gib", "2", name=OPERATOR)
         assert code == 1
         assert "forbids" in err
-
-
-def certify(folder: Path, name: str) -> None:
-    """Make an authority and a server's certificate for a host, with openssl."""
-    tls = folder / "tls"
-    tls.mkdir(exist_ok=True)
-    found = shutil.which("openssl")
-    assert found is not None, "openssl is needed to make certificates"
-
-    def openssl(*arguments: str) -> None:
-        subprocess.run([found, *arguments], cwd=tls, check=True, capture_output=True)
-
-    new = ("req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2")
-    openssl(*new, "-keyout", "ca.key", "-out", "ca.crt", "-subj", "/CN=KITE test authority")
-    signed = ("-CA", "ca.crt", "-CAkey", "ca.key", "-addext", f"subjectAltName={name}")
-    openssl(*new, *signed, "-addext", "basicConstraints=critical,CA:FALSE", "-keyout", "server.key", "-out",
-            "server.crt", "-subj", "/CN=nats")  # fmt: skip
 
 
 @pytest.fixture

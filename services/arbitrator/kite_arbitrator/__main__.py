@@ -3,7 +3,7 @@
 import gc
 import sys
 
-from kite.runtime import run
+from kite.runtime import start
 from kite_arbitrator.service import serve
 from kite_arbitrator.settings import Settings
 
@@ -14,10 +14,9 @@ looking at all of them again and again took a quarter of the processor time, and
 
 def main() -> int:
     """Run the arbitrator until it is told to stop."""
-    settings = Settings()  # pyright: ignore[reportCallIssue] # the fields come from the environment
     gc.freeze()  # what was imported stays: nobody need look at it again
     gc.set_threshold(GARBAGE_OBJECTS)
-    return run("arbitrator", settings.log_level, serve(settings))
+    return start("arbitrator", Settings, serve)
 
 
 if __name__ == "__main__":

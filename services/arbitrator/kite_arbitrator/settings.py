@@ -14,7 +14,7 @@ class Settings(ServiceSettings, MetricsSettings):
         description="the ledger's database, as in sqlite:////var/lib/kite/ledger.db or postgresql://kite@db/kite"
     )
     nats_monitor_url: str | None = Field(
-        default=None, description="the monitoring port of the bus, as in http://127.0.0.1:8222"
+        default=None, description="the monitoring port of the bus, as in http://127.0.0.1:8222; of a cluster all"
     )
     durable: bool = Field(
         default=True, description="refuse a bus that acknowledges what is not on disk yet: needs the monitoring port"

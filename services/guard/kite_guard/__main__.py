@@ -2,15 +2,14 @@
 
 import sys
 
-from kite.runtime import run
+from kite.runtime import start
 from kite_guard.service import serve
 from kite_guard.settings import Settings
 
 
 def main() -> int:
     """Run the guard until it is told to stop."""
-    settings = Settings()  # pyright: ignore[reportCallIssue] # the fields come from the environment
-    return run("guard", settings.log_level, serve(settings))
+    return start("guard", Settings, serve)
 
 
 if __name__ == "__main__":

@@ -2,15 +2,14 @@
 
 import sys
 
-from kite.runtime import run
+from kite.runtime import start
 from kite_upcycle.service import serve
 from kite_upcycle.settings import Settings
 
 
 def main() -> int:
     """Run upcycle until it is told to stop."""
-    settings = Settings()  # pyright: ignore[reportCallIssue] # the fields come from the environment
-    return run("upcycle", settings.log_level, serve(settings))
+    return start("upcycle", Settings, serve)
 
 
 if __name__ == "__main__":

@@ -40,9 +40,10 @@ class Bus:
         ack_s: float = ACK_S,
     ) -> Self:
         """Connect as `name`; with a `signer` everything published is signed. `login` says who this is to the server.
+        `url` may name several servers of a cluster, with commas between.
 
         With `trusted`, a public key (32 bytes), only orders that it signed are handed out by `work`. Raises
-        BusUnreachable after `wait_s`, and at once BusRefused (wrong key) and BusUntrusted (TLS).
+        BusUnreachable after `wait_s`, and at once UsageError, BusRefused (wrong key) and BusUntrusted (TLS).
         """
         link = Link(url, login)
         await link.open(name, wait_s)
@@ -81,14 +82,15 @@ class Bus:
         """Wait until connected, for ever by default. Raises BusUnreachable after `wait_s`, BusClosed."""
         await self._link.ready(wait_s)
 
-    async def provision(self, *, facts_bytes: int | None = None) -> None:
+    async def provision(self, *, facts_bytes: int | None = None, replicas: int | None = None) -> None:
         """Create the streams, or adjust their limits; safe to call again.
 
         `facts_bytes` bounds facts and decisions, each: None leaves a stream the bound it has, and gives a new one
-        FACTS_BYTES. Whoever may not change streams finds them as they are. Raises StreamRefused, BusUnreachable, and
+        FACTS_BYTES. `replicas` is on how many servers of a cluster each stream is: None leaves it, and gives a new one
+        one. Whoever may not change streams finds them as they are. Raises StreamRefused, BusUnreachable, and
         StreamMissing for one that this process may not make.
         """
-        await streams.provision(self._link, facts_bytes)
+        await streams.provision(self._link, facts_bytes, replicas)
 
     async def stream(self, stream: str) -> StreamState:
         """Ask what `stream` holds. Raises StreamMissing, BusUnreachable."""

@@ -15,7 +15,7 @@ from kite.bus.feed import NS_PER_S, Feed, FeedLost
 from kite.bus.link import RETRY_S, Link, NotNow
 from kite.bus.mark import Mark, epoch_end
 from kite.bus.message import Message, from_delivery, parse_delivery
-from kite.bus.streams import get_message, next_message, read_state
+from kite.bus.streams import any_message, get_message, next_message, read_state
 from kite.bus.subjects import escape
 from kite.trust import parse, verifies
 
@@ -205,7 +205,7 @@ class Work:
     async def _recognise(self) -> None:
         """Make sure that this order is still in its place. Raises NotNow when it is not, or nobody can tell."""
         while self._session != (session := self._link.sessions):
-            stored = await get_message(self._link, self.message.stream, self.message.seq)
+            stored = await any_message(self._link, self.message.stream, self.message.seq)
             if stored is None or stored.payload != self.message.payload:
                 raise NotNow("the bus has another store, and another order in that place")
             self._session = session
@@ -253,7 +253,7 @@ async def work(
         ack_wait=ack_wait_s,
         max_ack_pending=max_ack_pending,
         filter_subjects=list(filter_subjects),
-        num_replicas=1,
+        # As many replicas as the stream has: else the worker would stand while one server of a cluster is away.
     )
     post = _Post(link, stream, config, idle_s)
     while True:

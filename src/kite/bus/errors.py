@@ -23,6 +23,22 @@ class BusUnreachable(Unreachable):
         self.wait_s = wait_s
 
 
+class BusStalled(BusUnreachable):
+    """The server is there, and its streams are not: in a cluster, most servers are gone."""
+
+    code = "bus_stalled"
+
+    def __init__(self, url: str, wait_s: float, why: str) -> None:
+        Unreachable.__init__(
+            self,
+            f"the NATS server at {url} cannot serve its streams: {why}",
+            hint="of a cluster most servers have to run; of a single one, the log says what JetStream waits for",
+        )
+        self.url = url
+        self.wait_s = wait_s
+        self.why = why
+
+
 class BusClosed(KiteError):
     """The connection was closed on purpose; it will not come back."""
 

@@ -11,10 +11,12 @@ import structlog
 from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
 
+from kite.bus.address import servers
 from kite.bus.errors import (
     BusClosed,
     BusForbidden,
     BusRefused,
+    BusStalled,
     BusUnreachable,
     BusUntrusted,
     StreamMissing,
@@ -48,10 +50,15 @@ class NotNow(Exception):
 
 
 class Link:
-    """A NATS connection. Watchers are called with a reason each time it breaks, before it comes back."""
+    """A NATS connection. Watchers are called with a reason each time it breaks, before it comes back.
+
+    `url` names one server, or several of a cluster with commas between: one of those that answer is taken. Raises
+    UsageError when it names none.
+    """
 
     def __init__(self, url: str, login: Login | None = None) -> None:
         self.url = url
+        self._servers = servers(url)
         self._login = login or Login()
         self.nc = Wire()
         self.sessions = 0
@@ -78,7 +85,7 @@ class Link:
     async def _connect(self, name: str) -> None:
         nkey = self._login.nkey
         await self.nc.connect(
-            self.url,
+            self._servers,
             name=name,
             error_cb=self._on_error,
             disconnected_cb=self._on_disconnect,
@@ -258,12 +265,19 @@ class Link:
             request.cancel()
 
     async def patiently(self, call: Callable[[], Awaitable[Answer]]) -> Answer:
-        """Try `call` again while it raises NotNow, at most TRIES times. Raises BusUnreachable then."""
+        """Try `call` again while it raises NotNow, at most TRIES times.
+
+        Raises BusUnreachable then, BusStalled when the connection stands.
+        """
+        why = ""
         for _ in range(TRIES):
             try:
                 return await call()
-            except NotNow:
+            except NotNow as error:
+                why = str(error)
                 await asyncio.sleep(RETRY_S)
+        if self.is_connected:
+            raise BusStalled(self.url, TRIES * RETRY_S, why)
         raise BusUnreachable(self.url, TRIES * RETRY_S)
 
     async def api(self, request: str, body: Mapping[str, object]) -> Mapping[str, object]:

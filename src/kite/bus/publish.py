@@ -31,6 +31,8 @@ RECONNECT_S = 10.0  # how long one attempt waits for the connection
 
 # err_code of the JetStream API
 _OUT_OF_STORE = frozenset({10023, 10028, 10047})  # resources, memory, storage
+NO_STREAM_HINT = "the arbitrator makes them; of a cluster most servers have to run"
+_IN_PROCESS = 10158  # the same message came before, and a cluster has not stored it yet
 _STORE_FAILED = 10077  # any failed write; the text says when it is the bound of the stream
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger()
@@ -72,7 +74,7 @@ def wire_headers(item: Outgoing, signer: Signer | None = None) -> dict[str, str]
 def parse_ack(item: Outgoing, payload: bytes) -> Outcome:
     """Read the server's answer to a publish; no answer body means that no stream listens."""
     if not payload:
-        return PublishUnanswered(item.subject, item.event_id, "no stream takes it", hint="the arbitrator makes them")
+        return PublishUnanswered(item.subject, item.event_id, "no stream takes it", hint=NO_STREAM_HINT)
     reply = cast("dict[str, object]", json.loads(payload))
     if "error" in reply:
         return _refusal(item, cast("dict[str, object]", reply["error"]))
@@ -83,7 +85,7 @@ def _refusal(item: Outgoing, error: Mapping[str, object]) -> PublishFailed:
     code, why = error.get("err_code"), str(error.get("description"))
     if code in _OUT_OF_STORE or (code == _STORE_FAILED and "maximum" in why):
         return BusFull(item.subject, item.event_id, why, hint="the stream is at its bound; wait until it drains")
-    if code == _STORE_FAILED or error.get("code") == UNAVAILABLE:
+    if code in {_STORE_FAILED, _IN_PROCESS} or error.get("code") == UNAVAILABLE:
         return PublishUnanswered(item.subject, item.event_id, why)
     return PublishFailed(item.subject, item.event_id, why)
 

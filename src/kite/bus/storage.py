@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import TypedDict, cast
 
 from kite.bus.link import Link
+from kite.bus.streams import read_info
 from kite.clock import parse_us, wall_us
 
 FILE = "file"
@@ -47,7 +48,7 @@ class Peer:
 async def read_storage(link: Link, stream: str) -> Storage:
     """Ask how `stream` is kept. Raises StreamMissing, BusForbidden, NotNow."""
     began_us = wall_us()
-    info = cast("_Info", await link.api(f"STREAM.INFO.{stream}", {}))
+    info = cast("_Info", await read_info(link, stream))
     ended_us = wall_us()
     config, within_us = info["config"], (ended_us - began_us + 1) // 2
     return Storage(

@@ -126,6 +126,16 @@ class Postgres:
         """Return the URL of a database over the unix socket."""
         return f"postgresql://{OWNER}@/{name}?host={self.folder}&port={self.port}"
 
+    def dump(self, name: str, file: Path) -> None:
+        """Write a database to a file by pg_dump, as it is at one moment; it may be in use. Raises PostgresFailed."""
+        self._client("pg_dump", "--format=custom", f"--file={file}", f"--dbname={self.url(name)}")
+
+    def restore(self, name: str, file: Path) -> str:
+        """Fill an empty database from a dump by pg_restore, and return its URL. Raises PostgresFailed."""
+        url = self.url(name)
+        self._client("pg_restore", "--exit-on-error", "--single-transaction", f"--dbname={url}", str(file))
+        return url
+
     def restart(self, *, immediate: bool = False) -> None:
         """Stop and start again on the same port; `immediate` stops without a word to anyone, as a crash would."""
         self._end(signal.SIGQUIT if immediate else signal.SIGINT)
@@ -236,6 +246,15 @@ class Postgres:
             return subprocess.Popen(  # noqa: S603 - our own programs and arguments
                 [*start, *launcher], stdin=subprocess.DEVNULL, stdout=log, stderr=log
             )
+
+    def _client(self, *program: str) -> None:
+        """Run a client program of the wheel to its end, as the user of the test."""
+        name, *arguments = program
+        done = subprocess.run(  # noqa: S603 - our own programs and arguments
+            [self._programs / name, *arguments], stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
+        )
+        if done.returncode != 0:
+            raise PostgresFailed(f"{name} failed: {done.stderr[-TAIL_CHARS:]}")
 
     def _failed(self, what: str) -> PostgresFailed:
         tail = self._log.read_text(errors="replace")[-TAIL_CHARS:] if self._log.exists() else ""

@@ -3,6 +3,8 @@
 import asyncio
 import json
 import os
+import shutil
+import subprocess
 import sys
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
@@ -214,3 +216,20 @@ async def _found(directory: Path, ports: Path, *, tls: bool) -> Deployment | Non
     return (
         Deployment(directory, f"{'tls' if tls else 'nats'}://127.0.0.1:{port}", monitor_url, tls) if healthy else None
     )
+
+
+def certify(folder: Path, name: str) -> None:
+    """Make an authority and a server's certificate for a host, as in IP:127.0.0.1, with openssl."""
+    tls = folder / "tls"
+    tls.mkdir(exist_ok=True)
+    found = shutil.which("openssl")
+    assert found is not None, "openssl is needed to make certificates"  # noqa: S101 # as above
+
+    def openssl(*arguments: str) -> None:
+        subprocess.run([found, *arguments], cwd=tls, check=True, capture_output=True)  # noqa: S603 # openssl
+
+    new = ("req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2")
+    openssl(*new, "-keyout", "ca.key", "-out", "ca.crt", "-subj", "/CN=KITE test authority")
+    signed = ("-CA", "ca.crt", "-CAkey", "ca.key", "-addext", f"subjectAltName={name}")
+    openssl(*new, *signed, "-addext", "basicConstraints=critical,CA:FALSE", "-keyout", "server.key", "-out",
+            "server.crt", "-subj", "/CN=nats")  # fmt: skip

@@ -50,7 +50,7 @@ def durability(fleet: Fleet) -> Finding:
         return unknown("durability", Unknown("the bus was not asked"))
     said = [*_kept(found), *_synced(found)]
     copies = min((one.replicas for one in found.storages if one.stream in DURABLE), default=0)
-    return worst("durability", said, f"facts and decisions in files, {count(copies, 'copy')}, synced always")
+    return worst("durability", said, f"facts and decisions in files, {count(copies, 'replica')}, synced always")
 
 
 def _kept(found: Bus) -> Iterator[Said]:
