@@ -7,7 +7,8 @@ import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import cast
+from types import TracebackType
+from typing import Self, cast
 
 from kite.clock import US_PER_S, mono_us
 from kite.testing.eventually import eventually
@@ -58,20 +59,42 @@ class Stack:
     """The services of docker-compose.yml under a project name of their own; `env` goes before the deployment's."""
 
     def __init__(
-        self, root: Path, directory: Path, env: Mapping[str, str], profile: str = "fake", *, name: str = "main"
+        self,
+        root: Path,
+        directory: Path,
+        env: Mapping[str, str],
+        profile: str = "fake",
+        *,
+        name: str = "main",
+        env_file: str = ".env",
     ) -> None:
         """`root` is the folder of docker-compose.yml, `directory` what `kite init` made."""
         self.project = f"kite-test-{os.getpid()}-{name}"
         self.profile = profile
+        self.up_s = 0.0
         self._root = root
-        self._env_file = directory / ".env"
-        self._env = {**os.environ, **env, "COMPOSE_PROJECT_NAME": self.project}
+        self._env_file = directory / env_file
+        self.env = {**os.environ, **env, "COMPOSE_PROJECT_NAME": self.project}
 
     def compose(self, *words: str, profile: str | None = None, env: Mapping[str, str] | None = None) -> Ended:
         """Run docker-compose to its end. Raises TimeoutExpired."""
         chosen = self.profile if profile is None else profile
         front = ["docker-compose", "--env-file", str(self._env_file), *(["--profile", chosen] if chosen else [])]
-        return ended([*front, *words], self._root, {**self._env, **(env or {})})
+        return ended([*front, *words], self._root, {**self.env, **(env or {})})
+
+    def __enter__(self) -> Self:
+        """Bring everything up; the end of the block removes it, with its volumes. Raises AssertionError."""
+        try:
+            self.up_s = self.up()
+        except BaseException:
+            self.down("-v")
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.down("-v")
 
     def up(self) -> float:
         """Bring everything up and return the seconds that docker-compose took. Raises AssertionError."""
@@ -102,16 +125,16 @@ class Stack:
     def containers(self) -> dict[str, Container]:
         """Return the containers of the services by their names, running or not."""
         labels = [f"--filter=label={label}" for label in (f"{PROJECT}={self.project}", f"{RUN}=False")]
-        names = ended(["docker", "ps", "--all", "--quiet", *labels], self._root, self._env).out.split()
+        names = ended(["docker", "ps", "--all", "--quiet", *labels], self._root, self.env).out.split()
         if not names:
             return {}
-        found = json.loads(ended(["docker", "inspect", *names], self._root, self._env).out)
+        found = json.loads(ended(["docker", "inspect", *names], self._root, self.env).out)
         every = [Container(str(one["Config"]["Labels"][SERVICE]), one) for one in found]
         return {one.service: one for one in every}
 
     def inside(self, service: str, *words: str) -> Ended:
         """Run a command in a running container."""
-        return ended(["docker", "exec", str(self.containers()[service].at("Id")), *words], self._root, self._env)
+        return ended(["docker", "exec", str(self.containers()[service].at("Id")), *words], self._root, self.env)
 
     def kill(self, service: str) -> Container:
         """End a container's first process as the kernel does when memory runs out: Docker knows nothing of it."""
