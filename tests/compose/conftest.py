@@ -11,8 +11,8 @@ from kite.engine.process import free_port
 from kite.testing import adapters
 from kite.testing.eventually import eventually
 from kite.testing.otlp import Tree, grow, spans
-from kite_cli.deploy.builds import build, sizes
-from kite_cli.deploy.stack import Stack
+from kite_cli.deploy.testing.builds import build, sizes
+from kite_cli.deploy.testing.stack import Stack
 from kite_cli.testing import run
 
 ROOT = Path(__file__).parents[2]

@@ -11,7 +11,7 @@ import pytest
 
 from kite.clock import US_PER_S, mono_us
 from kite.testing.otlp import Tree
-from kite_cli.deploy.stack import Stack
+from kite_cli.deploy.testing.stack import Stack
 from kite_cli.testing import run
 
 pytestmark = [pytest.mark.compose, pytest.mark.timeout(900)]

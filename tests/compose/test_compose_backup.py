@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from kite_cli.deploy.stack import Stack, ended
+from kite_cli.deploy.testing.stack import Stack, ended
 
 pytestmark = [pytest.mark.compose, pytest.mark.timeout(900)]
 

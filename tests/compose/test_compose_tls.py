@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from kite_cli.deploy.stack import Stack
 from kite_cli.deploy.testing import certify
+from kite_cli.deploy.testing.stack import Stack
 from kite_cli.testing import run
 
 pytestmark = [pytest.mark.compose, pytest.mark.timeout(900)]

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from kite.testing.otlp import Tree
-from kite_cli.deploy.builds import build, sizes
-from kite_cli.deploy.stack import Stack
+from kite_cli.deploy.testing.builds import build, sizes
+from kite_cli.deploy.testing.stack import Stack
 
 pytestmark = [pytest.mark.compose, pytest.mark.vllm, pytest.mark.timeout(3_000)]
 
