@@ -49,13 +49,13 @@ async def test_a_new_ledger_begins_with_its_birth_a_lease_and_the_shipped_policy
 
 async def test_a_request_becomes_a_row_followed_by_its_decision_which_is_published(place: Place):
     async with arbitrator(place) as bus:
-        before = (await bus.stream(DEC)).last_seq
         request = ChangeRequested(actor="me", changes=(Change(key="nonsense", value=1),))
         event = compose("policy/fleet", request, ORIGIN)
         await publish(bus, event)
         await eventually(lambda: place.found(ChangeRejected))
-        async with aclosing(bus.follow(DEC, after_seq=before)) as published:
-            decision = decode((await anext(published)).payload)
+        async with aclosing(bus.follow(DEC, after_seq=0)) as published:
+            shipped, decision = [decode((await anext(published)).payload) for _ in range(2)]
+        assert isinstance(shipped.data, PolicySet)
         assert isinstance(decision.data, ChangeRejected)
         assert decision.header.causationid == event.header.id
     with Reader.open(place.url) as reader:
