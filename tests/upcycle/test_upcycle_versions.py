@@ -21,15 +21,19 @@ from kite_schemas.upcycle import (
     BlendStored,
     BlendUnloaded,
     DeleteFailed,
+    DriftObserved,
     EffectPrint,
     LoadFailed,
     Resident,
     RetireFailed,
     RolledBack,
 )
+from kite_upcycle.core import STORE
+from kite_upcycle.drift import Drift
+from kite_upcycle.engines import Engines
 from kite_upcycle.reader import TENSORS_NAME, digest
 from kite_upcycle.store import Store
-from kite_upcycle.testing.desk import INSTANCE, OUTCOME_S, TTL_US, Desk, working
+from kite_upcycle.testing.desk import INSTANCE, OUTCOME_S, TTL_US, Desk, residents_set, working
 from kite_upcycle.testing.desk import desk as at_desk
 
 LONG_TOKENS = 256
@@ -221,6 +225,29 @@ async def test_a_drift_is_said_once_and_its_end_as_well(desk: Desk, fake_server:
     second = await desk.drifted(2)
     assert resident.version in second.found
     assert not second.missing
+
+
+async def test_what_is_told_of_right_after_it_was_seen_is_no_drift(desk: Desk, fake_server: EngineProcess) -> None:
+    """A look between a load and the word about it finds what nobody has told of yet."""
+    resident, said = await desk.stored("late"), list[DriftObserved]()
+
+    async def report(found: DriftObserved) -> None:
+        said.append(found)
+
+    async def reported() -> list[DriftObserved]:
+        await drift.look(report)
+        return said
+
+    async with Engines() as engines, Engine(fake_server.url) as engine:
+        drift = Drift(engines, desk.root / STORE)
+        await engine.load(resident.version, str(desk.root / resident.path))
+        for _ in range(3):  # each time it is seen, and told of before it is looked at again
+            drift.hear(residents_set(fake_server.url), desk.request)
+            assert await reported() == []
+        (found,) = await eventually(reported, OUTCOME_S)
+        assert (found.told, found.expected) == (desk.request, ())
+        assert resident.version in found.found
+        await engine.unload(resident.version)
 
 
 async def test_a_folder_that_is_gone_or_changed_is_noticed_though_the_engine_lists_the_version(

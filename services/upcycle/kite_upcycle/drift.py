@@ -16,6 +16,7 @@ from kite_upcycle.engines import Engines
 from kite_upcycle.store import Store, StoreDamaged
 
 LOOK_S = 0.5  # between two looks for something that is due
+CONFIRM_US = 3_000_000  # before a drift is said: after a load, what to hold is told anew with the next tick, 1 s away
 INSTANCES_MAX = 64  # of one node that are looked at; the one told of first is forgotten
 VERSIONS_MAX = 1_024  # whose files are remembered as whole
 
@@ -102,15 +103,18 @@ class Drift:
         self._files = Files(store)
         self._expected: dict[str, Expected] = {}
         self._said: dict[str, DriftObserved] = {}
+        self._suspected: dict[str, tuple[DriftObserved, int]] = {}  # seen once, and when
 
     def hear(self, notice: ResidentsSet, decision: str) -> None:
         """Hold an instance against this from now on."""
-        self._expected.pop(notice.instance, None)
-        self._said.pop(notice.instance, None)
+        for known in (self._expected, self._said, self._suspected):
+            known.pop(notice.instance, None)
         self._expected[notice.instance] = Expected(decision, notice)
         while len(self._expected) > INSTANCES_MAX:
-            self._said.pop(oldest := next(iter(self._expected)), None)
+            oldest = next(iter(self._expected))
             del self._expected[oldest]
+            self._said.pop(oldest, None)
+            self._suspected.pop(oldest, None)
 
     def endpoints(self) -> set[str]:
         """Return the addresses of the instances that were told of."""
@@ -125,14 +129,28 @@ class Drift:
     async def look(self, report: Report) -> None:
         """Look at what is due now; an instance that an order is about, or that does not answer, is left for later."""
         for name, expected in list(self._expected.items()):
-            if mono_us() - expected.looked_us < expected.said.interval_us and expected.looked_us:
+            if not self._due(name, expected):
                 continue
             found = await self._found(expected)
             stale = self._expected.get(name) is not expected or self._engines.busy(expected.said.endpoint)
             if found is None or stale:
                 continue  # an order began while it was looked at
-            self._expected[name] = replace(expected, looked_us=mono_us())
-            await self._tell(found, report)
+            if self._believed(found):
+                self._expected[name] = replace(expected, looked_us=mono_us())
+                await self._tell(found, report)
+
+    def _due(self, name: str, expected: Expected) -> bool:
+        if name in self._suspected:
+            return mono_us() - self._suspected[name][1] >= CONFIRM_US
+        return not expected.looked_us or mono_us() - expected.looked_us >= expected.said.interval_us
+
+    def _believed(self, found: DriftObserved) -> bool:
+        """Say whether what was found is no drift, or one that was there before: who brought it about may tell of it."""
+        before, _ = self._suspected.pop(found.instance, (None, 0))
+        if not drifted(found) or found in (before, self._said.get(found.instance)):
+            return True
+        self._suspected[found.instance] = found, mono_us()
+        return False
 
     async def _found(self, expected: Expected) -> DriftObserved | None:
         endpoint = expected.said.endpoint

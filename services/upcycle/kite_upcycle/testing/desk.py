@@ -176,10 +176,7 @@ class Desk:
 
     async def expect(self, endpoint: str, *residents: Resident, interval_us: int = LOOK_US) -> str:
         """Tell the service what the instance should hold; return the decision's id."""
-        notice = ResidentsSet(
-            node=NODE, instance=INSTANCE, endpoint=endpoint, base=BASE_NAME, residents=residents,
-            interval_us=interval_us, why=WHY,
-        )  # fmt: skip
+        notice = residents_set(endpoint, *residents, interval_us=interval_us)
         event = compose(f"instance/{INSTANCE}", notice, ARBITRATOR, correlation=self.request, causation=self.request)
         subject = dec_subject(SERVICE, NODE, "residents_set", f"instance/{INSTANCE}")
         await self.bus.publish(subject, event.raw, event_id=event.header.id)
@@ -205,6 +202,14 @@ class Desk:
         """Let upcycle blend and store one adapter at full weight."""
         order = await self.admit((self.adapter(f"{blend}-{seed}", seed=seed), 1_000_000), blend=blend)
         return (await self.outcome(BlendStored, order)).resident
+
+
+def residents_set(endpoint: str, *residents: Resident, interval_us: int = LOOK_US) -> ResidentsSet:
+    """Return the word about what the instance should hold."""
+    return ResidentsSet(
+        node=NODE, instance=INSTANCE, endpoint=endpoint, base=BASE_NAME, residents=residents,
+        interval_us=interval_us, why=WHY,
+    )  # fmt: skip
 
 
 @asynccontextmanager
