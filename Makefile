@@ -72,14 +72,14 @@ $(VENV)/.asyncapi-$(ASYNCAPI).stamp: $(VENV)/.dev.stamp
 	touch $@
 
 # Prometheus' own tool judges deploy/prometheus. Where it is not installed it is taken out of Debian's package (19 MB),
-# which is not installed: no server comes with it. Where there is no apt-get its tests are skipped.
+# which is not installed: no server comes with it. Where that cannot be had its tests are skipped, and say so.
 $(VENV)/bin/promtool: | $(VENV)/.dev.stamp
-	@if command -v promtool >/dev/null; then ln -sf "$$(command -v promtool)" $@; \
-	elif command -v apt-get >/dev/null; then set -e; mkdir -p $(VENV)/promtool; cd $(VENV)/promtool; \
-		apt-get download -qq prometheus || { apt-get update -qq; apt-get download -qq prometheus; }; \
-		dpkg-deb --fsys-tarfile prometheus_*.deb | tar -xO ./usr/bin/promtool >promtool.new; \
-		chmod +x promtool.new; mv promtool.new ../bin/promtool; rm -f prometheus_*.deb; \
-	else echo "no promtool and no apt-get: tests of alerts are skipped" >&2; fi
+	@if command -v promtool >/dev/null; then ln -sf "$$(command -v promtool)" $@; else \
+		(mkdir -p $(VENV)/promtool && cd $(VENV)/promtool \
+		&& (apt-get download -qq prometheus || (apt-get update -qq && apt-get download -qq prometheus)) \
+		&& dpkg-deb --fsys-tarfile prometheus_*.deb | tar -xO ./usr/bin/promtool >promtool.new \
+		&& chmod +x promtool.new && mv promtool.new ../bin/promtool && rm -f prometheus_*.deb) \
+		|| echo "no promtool: tests of alerts are skipped" >&2; fi
 
 clean:  ## remove the environment and what the demo wrote
 	rm -rf $(VENV) .kite .kite-demo
