@@ -36,8 +36,10 @@ async def test_who_asks_learns_who_waits_and_lets_nobody_on(waiting: Future[bool
     assert await eventually(lambda: waits(NAME)) == os.getpid()
     assert await waits(NAME) == os.getpid()
     assert not waiting.done()
-    await let_on(NAME)
+    told: list[int] = []
+    await let_on(NAME, told.append)
     assert waiting.result(10)
+    assert told == [os.getpid()]
 
 
 async def test_another_word_lets_nobody_on(waiting: Future[bool]) -> None:
@@ -48,14 +50,14 @@ async def test_another_word_lets_nobody_on(waiting: Future[bool]) -> None:
     assert not waiting.done()
     with pytest.raises(OSError, match="in use"):
         wait({GATE: NAME})
-    await let_on(NAME)
+    await let_on(NAME, print)
     assert waiting.result(10)
 
 
 async def test_where_nobody_waits_nobody_is_let_on() -> None:
     assert await waits(NAME) is None
     with pytest.raises(EngineUnreachable, match=f"nobody waits at {NAME}"):
-        await let_on(NAME)
+        await let_on(NAME, print)
 
 
 def test_what_has_ended_is_moved_nowhere() -> None:

@@ -5,9 +5,9 @@ from enum import StrEnum
 
 from kite.clock import US_PER_S
 from kite.errors import KiteError
-from kite.metrics import Metric, counter, histogram, page
-from kite.orders import Tasks, Worker
-from kite.orders.measure import COMMON, Deliveries, End, timed
+from kite.metrics import Metric, counter, histogram
+from kite.orders import Tasks
+from kite.orders.measure import COMMON, End, WorkerPage, timed
 from kite_schemas.why import Order
 from kite_schemas.yoco import InstanceReady, OrderFailed, OrderRefused, PrewarmOrdered, StartOrdered, WakeOrdered
 
@@ -56,21 +56,17 @@ ORDERS = Metric(
 METRICS = (READY, ORDERS, *COMMON)
 
 
-class Meter:
+class Meter(WorkerPage):
     """The page of one yoco."""
 
     def __init__(self) -> None:
-        self.registry = page()
+        super().__init__()
         self._ready = histogram(READY, self.registry)
         self._orders = counter(ORDERS, self.registry)
 
     def measured(self, tasks: Tasks) -> Tasks:
         """Return the same table, with what the orders of `KINDS` come to on the page."""
         return {**tasks, **timed({kind: task for kind, task in tasks.items() if kind in KINDS}, self.see)}
-
-    def watch(self, worker: Worker) -> None:
-        """Put on the page what a worker counts."""
-        self.registry.register(Deliveries(worker))
 
     def see(self, kind: type[Order], end: End, took_us: int) -> None:
         """Count how an order ended, and how long an instance took to be ready, which its outcome tells."""

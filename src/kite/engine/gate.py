@@ -1,7 +1,7 @@
 """The gate of a held engine from the outside: ask whether it has come so far, and let it on."""
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
 from socket import socket
 
@@ -27,9 +27,13 @@ async def waits(name: str) -> int | None:
         return None
 
 
-async def let_on(name: str) -> None:
-    """Let an engine on. Raises EngineUnreachable when nobody waits, and EngineLate when it does not answer."""
+async def let_on(name: str, ready: Callable[[int], None]) -> None:
+    """Let an engine on, once `ready` was called with the process that waits.
+
+    Raises EngineUnreachable when nobody waits, EngineLate when it does not answer, and what `ready` raises.
+    """
     async with visited(name) as (reader, writer):
+        ready(process_of(writer))
         writer.write(GO)
         await reader.read()  # it closes when it has heard
 

@@ -147,12 +147,12 @@ class EngineProcess:
         On a CPU the process that computes gets the cores of its spec, as vLLM binds it when nobody holds it. Raises
         EngineUnreachable when it does not wait, EngineLate, and EngineUnplaced.
         """
-        name = gate_name(self.port)
         place(members(self.pid), allowed(), NICENESS)
-        computing = await waits(name)
-        if computing is not None and self.spec.cpus:
+        await let_on(gate_name(self.port), self._bind)
+
+    def _bind(self, computing: int) -> None:
+        if self.spec.cpus:
             place([computing], cores(self.spec.cpus), NICENESS)
-        await let_on(name)
 
     async def _wait(
         self, done: Callable[[], Awaitable[bool]], deadline_s: float, on_progress: Progress | None = None

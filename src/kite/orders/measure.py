@@ -72,20 +72,27 @@ class Deliveries(Collector):
         yield family(REDELIVERED, [((), self._worker.redelivered)])
 
 
-class Meter:
-    """The page of a service that carries out orders; `seconds` is the histogram of how long they take."""
+class WorkerPage:
+    """The page of a service that carries out orders, with what every one of them tells."""
+
+    def __init__(self) -> None:
+        self.registry = page()
+
+    def watch(self, worker: Worker) -> None:
+        """Put on the page what a worker counts."""
+        self.registry.register(Deliveries(worker))
+
+
+class Meter(WorkerPage):
+    """Such a page, on which `seconds` is the histogram of how long orders take."""
 
     def __init__(self, seconds: Metric) -> None:
-        self.registry = page()
+        super().__init__()
         self._seconds = histogram(seconds, self.registry)
 
     def measured(self, tasks: Tasks) -> Tasks:
         """Return the same table, with what each order takes on the page."""
         return timed(tasks, self.see)
-
-    def watch(self, worker: Worker) -> None:
-        """Put on the page what a worker counts."""
-        self.registry.register(Deliveries(worker))
 
     def see(self, kind: type[Order], end: End, took_us: int) -> None:
         """Count an order that ended."""

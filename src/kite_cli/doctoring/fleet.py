@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from kite.bus import DEC, EVT, FILL_ALARM_PPM, Storage
 from kite.clock import US_PER_S
 from kite.ledger.tables import REVISIONS
+from kite.trust.files import OTHERS
 from kite_cli.doctoring.facts import Bus, Disk, Fleet, Secret, Unknown
 from kite_cli.doctoring.machine import NATS_MIN, old_vllm
 from kite_cli.doctoring.verdict import Finding, Said, Verdict, ok, unknown, worst
@@ -23,7 +24,6 @@ SKEW_MAX_US = 1 * US_PER_S
 """Orders end by the wall clock of their worker: the shortest lives 10 s."""
 
 BEHIND_MSGS = 500
-OTHERS = 0o077
 
 DURABLE = frozenset({EVT, DEC})
 SYNC_HINT = (
