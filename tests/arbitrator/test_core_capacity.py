@@ -10,7 +10,7 @@ from kite_schemas.arbitration import Channel, GapAcknowledged, Held, PressureCha
 from kite_schemas.ledger import BusGap, Tick
 from kite_schemas.upcycle import InjectionClosed
 from kite_schemas.why import Reason
-from kite_schemas.yoco import DrainOrdered, OrderFailed, SleepOrdered, StartOrdered, WakeOrdered
+from kite_schemas.yoco import DrainOrdered, SleepOrdered, StartOrdered, WakeOrdered
 from kite_schemas.yoco import State as Life
 
 OTHER = "n2"
@@ -46,17 +46,7 @@ def pressed(**fields: Any) -> Story:
 
 def fail(fleet: Story, instance: str) -> None:
     """A wake fails: the standby sleeps on."""
-    fleet.tell(
-        OrderFailed(
-            order=fleet.open(f"instance/{instance}"),
-            done=True,
-            instance=instance,
-            state=Life.ASLEEP,
-            stage="wake",
-            code="refused",
-            message="",
-        )
-    )
+    fleet.fails(instance, "wake", "refused", state=Life.ASLEEP)
 
 
 def drains(fleet: Story, us: int, **fields: Any) -> list[DrainOrdered]:

@@ -8,7 +8,7 @@ from kite_arbitrator.testing import BASE, LEDGER, NODE, Story
 from kite_schemas.ledger import Created
 from kite_schemas.policy import Change, ChangeRejected, ChangeRequested, PolicySet
 from kite_schemas.upcycle import LoadOrdered
-from kite_schemas.yoco import OrderFailed, StartOrdered, WakeOrdered
+from kite_schemas.yoco import StartOrdered, WakeOrdered
 from kite_schemas.yoco import State as Life
 
 FIRST, STANDBY = f"{NODE}-{BASE}-0", f"{NODE}-{BASE}-1"
@@ -54,17 +54,7 @@ def test_a_failed_start_is_repeated_after_a_wait_that_doubles():
     fleet = Story().begin(standbys=0)
     waits: list[int] = []
     for _ in range(4):
-        fleet.tell(
-            OrderFailed(
-                order=fleet.open(f"instance/{FIRST}"),
-                done=True,
-                instance=FIRST,
-                state=Life.FAILED,
-                stage="start",
-                code="engine_died",
-                message="",
-            )
-        )
+        fleet.fails(FIRST, "start", "engine_died")
         assert fleet.kinds() == []
         wait_us = fleet.state.instances[FIRST].retry_us - fleet.state.now_us
         waits.append(wait_us)
@@ -108,17 +98,7 @@ def test_a_node_that_starts_anew_loses_its_instances_and_its_open_orders():
 def test_a_failed_wake_leaves_a_standby_that_can_be_asked_again():
     fleet = Story().up()
     fleet.order()
-    fleet.tell(
-        OrderFailed(
-            order=fleet.open(f"instance/{STANDBY}"),
-            done=True,
-            instance=STANDBY,
-            state=Life.ASLEEP,
-            stage="load",
-            code="refused",
-            message="",
-        )
-    )
+    fleet.fails(STANDBY, "load", "refused", state=Life.ASLEEP)
     assert fleet.state.instances[STANDBY].summoned is False
     fleet.order()
     assert fleet.kinds() == ["wake_ordered"]

@@ -9,7 +9,6 @@ from kite_schemas.why import Candidate, Reason
 from kite_schemas.yoco import (
     EngineOffer,
     InstanceChanged,
-    OrderFailed,
     OrderRefused,
     Path,
     SleepMode,
@@ -192,17 +191,7 @@ def test_a_wake_that_fails_has_missed_its_deadline_and_no_second_one_is_ordered(
     fleet = up(standbys=2)
     fleet.order()
     assert woken(fleet).instance == STANDBY
-    fleet.tell(
-        OrderFailed(
-            order=fleet.open(f"instance/{STANDBY}"),
-            done=True,
-            instance=STANDBY,
-            state=Life.ASLEEP,
-            stage="wake",
-            code="x",
-            message="",
-        )
-    )
+    fleet.fails(STANDBY, "wake", state=Life.ASLEEP)
     assert fleet.orders(WakeOrdered) == []
     assert fleet.state.instances[STANDBY].called is None
     assert (passage(fleet).ready, passage(fleet).missed) == (0, 1)

@@ -10,7 +10,6 @@ from kite_schemas.policy import Change, ChangeRejected, ChangeRequested, PolicyS
 from kite_schemas.why import Reason
 from kite_schemas.yoco import (
     DrainOrdered,
-    OrderFailed,
     Path,
     PrewarmOrdered,
     StartOrdered,
@@ -54,17 +53,7 @@ def calm(fleet: Story) -> None:
 
 
 def fail(fleet: Story, instance: str) -> None:
-    fleet.tell(
-        OrderFailed(
-            order=fleet.open(f"instance/{instance}"),
-            done=True,
-            instance=instance,
-            state=Life.FAILED,
-            stage="prewarm",
-            code="x",
-            message="",
-        )
-    )
+    fleet.fails(instance, "prewarm")
 
 
 # --- what is ordered, and when

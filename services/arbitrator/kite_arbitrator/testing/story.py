@@ -56,6 +56,7 @@ from kite_schemas.yoco import (
     InstanceChanged,
     InstanceReady,
     NodeRegistered,
+    OrderFailed,
     OrderRequested,
     Path,
     SleepMode,
@@ -291,6 +292,14 @@ class Story:
         """A spare that was told to is brought as far as without the weights."""
         self.change(instance, "absent", "starting")
         return self.change(instance, "starting", "prewarmed", "held", done=True)
+
+    def fails(self, instance: str, stage: str, code: str = "x", *, state: Life = Life.FAILED) -> tuple[Row, ...]:
+        """The order about an instance failed in a stage, and left it in a state."""
+        order = self.open(f"instance/{instance}")
+        failed = OrderFailed(
+            order=order, done=True, instance=instance, state=state, stage=stage, code=code, message=""
+        )  # fmt: skip
+        return self.tell(failed)
 
     def found(self, instance: str, **fields: Any) -> Found:
         """Return an instance as a yoco that starts anew finds it: as it was, but for `fields`."""
